@@ -3,6 +3,7 @@
     KvqError
     ├── UsageError              the caller asked for something that cannot be (exit status 2)
     │   ├── InvalidPrompts      lines of a prompts file, each with its number and reason
+    │   ├── TemplateError       a chat template refuses these messages, or there is none
     │   ├── InvalidName         a cache name that is not a safe file name
     │   ├── InvalidSetting      a KVQ_* variable or option with a bad value
     │   └── MissingExtra        a package that an extra brings is not installed
@@ -32,6 +33,8 @@ and `QueueUnavailable` are faults of the machine: trying again later can.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class KvqError(Exception):
     """Root of every error that kvq raises on purpose."""
@@ -49,15 +52,28 @@ class UsageError(KvqError):
 class InvalidPrompts(UsageError):
     """Lines of a prompts file that cannot be accepted.
 
-    `faults` holds (line number counted from 1, reason), in the order of the file.
+    `faults` holds (line number counted from 1, reason), in the order of the file; `count` says how
+    many there are in all, which is more when the collector kept only the first.
     """
 
-    def __init__(self, source: str, faults: list[tuple[int, str]]) -> None:
+    #: Faults that the message spells out; the rest are counted.
+    SHOWN = 100
+
+    def __init__(
+        self, source: str, faults: Sequence[tuple[int, str]], count: int | None = None
+    ) -> None:
         self.source = source
-        self.faults = faults
-        lines = "\n".join(f"  line {number}: {reason}" for number, reason in faults)
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        super().__init__(f"{source}: {count}; nothing was submitted.\n{lines}")
+        self.faults = list(faults)
+        self.count = max(count or 0, len(self.faults))
+        lines = [f"  line {number}: {reason}" for number, reason in self.faults[: self.SHOWN]]
+        if self.count > len(lines):
+            lines.append(f"  and {self.count - len(lines)} more")
+        total = "1 fault" if self.count == 1 else f"{self.count} faults"
+        super().__init__("\n".join([f"{source}: {total}; nothing was submitted.", *lines]))
+
+
+class TemplateError(UsageError):
+    """A chat template refuses these messages, fails on them, or is missing."""
 
 
 class InvalidName(UsageError):
