@@ -27,8 +27,8 @@
     │   └── BatchNotFound       no batch of that id, or its lifetime has ended
     └── Stopped                 a prefill ended early on purpose; what was finished is published
 
-`UsageError` and `ModelError` are faults of the request: trying again cannot help. `StoreUnavailable`
-and `QueueUnavailable` are faults of the machine: trying again later can.
+`UsageError` and `ModelError` are faults of the request: trying again cannot help.
+`StoreUnavailable` and `QueueUnavailable` are faults of the machine: trying again later can.
 """
 
 from __future__ import annotations
