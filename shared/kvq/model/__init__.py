@@ -1,0 +1,1 @@
+"""Models: where they are, what identifies them, how they turn text into token ids."""
