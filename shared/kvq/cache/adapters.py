@@ -1,0 +1,180 @@
+"""One adapter for each cache class of mlx-lm: how its rows are read and put back.
+
+A new class upstream is one new entry in `_ADAPTERS`. Rows are [1, heads, tokens, dim]; "newest"
+counts back from the cache's offset, in the order of the tokens whatever order the buffer is in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import mlx.core as mx
+from mlx_lm.models import cache as mlx_cache
+
+from kvq.errors import UnsupportedModel
+
+#: KVCache grows in steps of so many tokens; a restored one is padded to a multiple of it.
+STEP = int(mlx_cache.KVCache.step)
+
+
+class Rows(NamedTuple):
+    """Keys and values of consecutive tokens, each [1, heads, tokens, dim]."""
+
+    keys: mx.array
+    values: mx.array
+
+
+class Adapter(Protocol):
+    """Reads and fills the caches of one class. `record` is the record kind of its content."""
+
+    record: str
+
+    def window(self, cache: Any) -> tuple[int, int]:
+        """How many newest and how many first tokens a restore needs; (0, 0) for all of them."""
+
+    def held(self, cache: Any) -> int:
+        """How many newest tokens' rows the cache holds without a gap."""
+
+    def newest(self, cache: Any, count: int) -> Rows:
+        """Rows of the newest `count` tokens. Lazy; does not change the cache."""
+
+    def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
+        """Make an empty cache hold `rows`, the newest of `tokens` tokens."""
+
+
+class Full:
+    """KVCache: every token's row, at its own place."""
+
+    record = "kv"
+
+    def window(self, cache: Any) -> tuple[int, int]:
+        return 0, 0
+
+    def held(self, cache: Any) -> int:
+        return int(cache.offset)
+
+    def newest(self, cache: Any, count: int) -> Rows:
+        low, high = cache.offset - count, cache.offset
+        return Rows(cache.keys[..., low:high, :], cache.values[..., low:high, :])
+
+    def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
+        cache.keys, cache.values, cache.offset = rows.keys, rows.values, tokens
+
+
+class Concatenated(Full):
+    """ConcatenateKVCache: its arrays hold exactly its tokens, so padding is cut off again."""
+
+    def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
+        keys, values = rows.keys[..., :tokens, :], rows.values[..., :tokens, :]
+        cache.keys, cache.values, cache.offset = keys, values, tokens
+
+
+class Quantized(Full):
+    """QuantizedKVCache as input: its rows are read dequantized."""
+
+    def newest(self, cache: Any, count: int) -> Rows:
+        low, high = cache.offset - count, cache.offset
+
+        def plain(parts: Any) -> mx.array:
+            cut = [part[..., low:high, :] for part in parts]
+            codes, scales, biases = cut
+            how = {"group_size": cache.group_size, "bits": cache.bits}
+            return mx.dequantize(codes, scales, biases, **how)
+
+        return Rows(plain(cache.keys), plain(cache.values))
+
+    def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
+        keys, values = rows.keys[..., :tokens, :], rows.values[..., :tokens, :]
+        how = {"group_size": cache.group_size, "bits": cache.bits}
+        cache.keys, cache.values = mx.quantize(keys, **how), mx.quantize(values, **how)
+        cache.offset = tokens
+
+
+class Rotating:
+    """RotatingKVCache: the first `keep` tokens and the newest `max_size - keep`, rotated.
+
+    Filled in token order, as after a chunk: what follows is then computed exactly as without
+    the interruption, because the cache puts itself in that order before it takes a chunk.
+    """
+
+    record = "window"
+
+    def window(self, cache: Any) -> tuple[int, int]:
+        return int(cache.max_size), int(cache.keep)
+
+    def held(self, cache: Any) -> int:
+        rows = self._ordered(cache, cache.keys).shape[2]
+        return int(cache.offset) if cache.offset <= rows else int(rows - cache.keep)
+
+    def newest(self, cache: Any, count: int) -> Rows:
+        keys, values = self._ordered(cache, cache.keys), self._ordered(cache, cache.values)
+        low = keys.shape[2] - count
+        return Rows(keys[..., low:, :], values[..., low:, :])
+
+    def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
+        cache.keys, cache.values = rows
+        cache.offset, cache._idx = tokens, rows.keys.shape[2]
+
+    def _ordered(self, cache: Any, buffer: mx.array) -> mx.array:
+        ordered: mx.array = cache._temporal_order(buffer)
+        return ordered
+
+
+class Chunked:
+    """ChunkedKVCache: the newest rows; the model drops all but `chunk_size` at each step."""
+
+    record = "window"
+
+    def window(self, cache: Any) -> tuple[int, int]:
+        return int(cache.chunk_size), 0
+
+    def held(self, cache: Any) -> int:
+        return int(cache.offset - cache.start_position)
+
+    def newest(self, cache: Any, count: int) -> Rows:
+        high = cache.offset - cache.start_position
+        return Rows(
+            cache.keys[..., high - count : high, :], cache.values[..., high - count : high, :]
+        )
+
+    def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
+        cache.keys, cache.values = rows
+        cache.offset, cache.start_position = tokens, tokens - rows.keys.shape[2]
+
+
+_ADAPTERS: dict[type, Adapter] = {
+    mlx_cache.KVCache: Full(),
+    mlx_cache.ConcatenateKVCache: Concatenated(),
+    mlx_cache.QuantizedKVCache: Quantized(),
+    mlx_cache.RotatingKVCache: Rotating(),
+    mlx_cache.ChunkedKVCache: Chunked(),
+}
+#: Recurrent states: arrays of any shape that cannot be cut.
+_STATES: tuple[type, ...] = (mlx_cache.ArraysCache,)
+_BATCHED = (mlx_cache.BatchKVCache, mlx_cache.BatchRotatingKVCache)
+
+
+def adapter_of(cache: Any) -> Adapter | None:
+    """The adapter of a cache with keys and values; None for a recurrent state.
+
+    Raises UnsupportedModel for any class that kvq does not know.
+    """
+    if type(cache) in _STATES:
+        return None
+    found = _ADAPTERS.get(type(cache))
+    if found is not None:
+        return found
+    name = type(cache).__name__
+    if isinstance(cache, _BATCHED):
+        raise UnsupportedModel(
+            f"{name} holds several sequences: take one out first, with cache.extract(index)"
+        )
+    raise UnsupportedModel(
+        f"kvq does not know the cache class {type(cache).__module__}.{name}, so it cannot store "
+        "this model. Please report that name with the model and your mlx-lm version."
+    )
+
+
+def register(cache_class: type, adapter: Adapter) -> None:
+    """Teach kvq one more cache class of keys and values."""
+    _ADAPTERS[cache_class] = adapter

@@ -1,0 +1,62 @@
+"""MLX dtypes by name and by safetensors name, and evaluated arrays as plain memory."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+_SAFETENSORS = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint8": "U8",
+    "int8": "I8",
+    "int64": "I64",
+    "uint64": "U64",
+    "bool": "BOOL",
+}
+_NAMES = {short: name for name, short in _SAFETENSORS.items()}
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """Such as `bfloat16`."""
+    return str(dtype).rsplit(".", 1)[-1]
+
+
+def dtype_of(name: str) -> mx.Dtype:
+    """The MLX dtype called `name`, such as `bfloat16`."""
+    dtype: mx.Dtype = {"bool": mx.bool_}.get(name) or getattr(mx, name)
+    return dtype
+
+
+def safetensors_name(dtype: mx.Dtype) -> str:
+    """Such as `BF16`. Raises KeyError for complex numbers, which no cache holds."""
+    return _SAFETENSORS[dtype_name(dtype)]
+
+
+def from_safetensors(short: str) -> mx.Dtype:
+    """The MLX dtype of a safetensors dtype name."""
+    return dtype_of(_NAMES[short])
+
+
+def host_bytes(array: mx.array) -> memoryview:
+    """The bytes of an evaluated row-contiguous array, in C order; no copy where memory is unified.
+
+    The view keeps the memory alive, and may be read on any thread.
+    """
+    if array.size == 0:
+        return memoryview(b"")
+    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    return np.array(plain, copy=False).reshape(-1).view(np.uint8).data
+
+
+def to_array(data: npt.NDArray[np.uint8], dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
+    """A new array of `dtype` and `shape` from raw bytes (uint8, 1-D), which are copied."""
+    size = dtype.size
+    words = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
+    return mx.array(data.view(words).reshape(shape)).view(dtype)

@@ -1,0 +1,95 @@
+"""Where restored rows land: one array for each leaf's keys and values, filled block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from kvq.cache.adapters import STEP, Rows
+from kvq.cache.groups import Group, Side
+
+
+class Landing:
+    """The arrays of one group for a cache of `tokens` tokens.
+
+    Full-attention leaves hold every row and are padded to a multiple of 256 tokens, as mlx-lm's
+    attention kernels like them. Window leaves hold the newest `window` rows, of which the first
+    `keep` are the prompt's first.
+    """
+
+    def __init__(self, group: Group, tokens: int) -> None:
+        self.group = group
+        self.ranges = _ranges(group, tokens)
+        self.rows = sum(stop - start for start, stop in self.ranges)
+        padded = -(-self.rows // STEP) * STEP if group.record == "kv" else self.rows
+        self._arrays = [
+            [_zeros((1, side.heads, padded, side.dim), side) for _ in group.leaves]
+            for _, side in group.sides()
+        ]
+        mx.eval(self._arrays)
+        self._views: list[list[npt.NDArray[Any]]] | None = None
+
+    def open_views(self) -> None:
+        """Prepare for `put_host`, on the thread that runs MLX."""
+        self._views = [[np.array(one, copy=False) for one in side] for side in self._arrays]
+
+    def put_host(self, side: int, start: int, rows: npt.NDArray[Any]) -> None:
+        """Copy host rows (unsigned words, [layers, heads, n, dim]) of the tokens from `start` on.
+
+        Touches no MLX object, so any thread may call it.
+        """
+        assert self._views is not None
+        for at, low, high in self._places(start, rows.shape[2]):
+            for index, view in enumerate(self._views[side]):
+                view[0, :, at : at + high - low] = rows[index, :, low:high]
+
+    def put(self, side: int, start: int, rows: mx.array) -> None:
+        """Copy device rows of the tokens from `start` on. Lazy: evaluate `arrays()`."""
+        for at, low, high in self._places(start, rows.shape[2]):
+            for index in range(len(self.group.leaves)):
+                word = rows[index : index + 1, :, low:high].view(_word(rows.dtype))
+                self._arrays[side][index][:, :, at : at + high - low] = word
+
+    def arrays(self) -> list[mx.array]:
+        return [array for side in self._arrays for array in side]
+
+    def leaf_rows(self) -> Iterator[tuple[int, Rows]]:
+        """(leaf index, its rows) of every leaf; the landing gives its arrays away."""
+        self._views = None
+        dtypes = [side.mlx_dtype for _, side in self.group.sides()]
+        for index, leaf in enumerate(self.group.leaves):
+            keys, values = (
+                side[index].view(dtype) for side, dtype in zip(self._arrays, dtypes, strict=True)
+            )
+            yield leaf, Rows(keys, values)
+        self._arrays = [[], []]
+
+    def _places(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """(row in the landing, first, last row of what came) for tokens [start, start + count)."""
+        base = 0
+        for first, last in self.ranges:
+            low, high = max(first, start), min(last, start + count)
+            if low < high:
+                yield base + low - first, low - start, high - start
+            base += last - first
+
+
+def _ranges(group: Group, tokens: int) -> Sequence[tuple[int, int]]:
+    if group.record == "kv" or tokens <= group.window:
+        return [(0, tokens)]
+    newest = tokens - (group.window - group.keep)
+    return [(0, group.keep), (newest, tokens)] if group.keep else [(newest, tokens)]
+
+
+def _zeros(shape: tuple[int, ...], side: Side) -> mx.array:
+    return mx.zeros(shape, _word(side.mlx_dtype))
+
+
+def _word(dtype: mx.Dtype) -> mx.Dtype:
+    """The unsigned integer of the same size: rows are moved as bits (numpy has no bfloat16)."""
+    word: mx.Dtype = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[dtype.size]
+    return word

@@ -1,0 +1,257 @@
+"""Capturing: after each chunk, the new tokens' rows of every layer, cut into blocks.
+
+The recorder runs on the thread that runs the model. It builds arrays lazily, so that they are
+evaluated together with the chunk, and hands their memory to the writer's threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from kvq import codec as codecs
+from kvq.cache.dtypes import host_bytes, safetensors_name
+from kvq.cache.groups import describe_group, groups_of, tensor_name
+from kvq.cache.leaves import leaf_caches
+from kvq.cache.rows import GroupRows
+from kvq.codec import SINK_TOKENS
+from kvq.errors import DamagedFile
+from kvq.store.blockfile import BlockMeta, Tensor, read_header
+from kvq.store.keys import BLOCK, ROOT, TokenIds
+from kvq.store.layout import BlockName, block_path
+from kvq.store.space import Space
+from kvq.store.writer import Writer
+
+#: Tokens between two checkpoints of a recurrent state, from which a killed job goes on.
+STATE_CHECKPOINT = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A file whose arrays are built and not yet evaluated."""
+
+    path: Path
+    meta: BlockMeta
+    arrays: Mapping[str, mx.array]
+    checkpoint: bool
+
+
+class Recorder:
+    """Records one prompt into one space.
+
+    `kept` are the kept positions (tokens); `all_windows` keeps every window record. Call `begin`
+    with restored caches, or start at 0. After each chunk call `capture`, evaluate `arrays()` with
+    the chunk, then `hand_over`. A chunk must end at each kept position if the model has states.
+    """
+
+    def __init__(
+        self,
+        *,
+        space: Space,
+        folder: Path,
+        ids: TokenIds,
+        kept: Sequence[int],
+        writer: Writer,
+        all_windows: bool = False,
+    ) -> None:
+        self.position = 0
+        self._space = space
+        self._needs = space.needs
+        self._folder = folder
+        self._ids = ids
+        self._kept = frozenset(kept)
+        self._writer = writer
+        self._codec = codecs.get(space.codec)
+        self._rows = [GroupRows(group) for group in groups_of(space.leaves)]
+        self._all_windows = all_windows
+        self._chain: list[BlockName] = []
+        self._files: list[_File] = []
+        self._checkpoints: list[tuple[int, Path]] = []
+        self._last_state = 0
+
+    def begin(self, caches: Sequence[Any], position: int) -> None:
+        """Start at `position` with caches that were restored there."""
+        self.position = self._last_state = position
+        for start in range(0, position - BLOCK + 1, BLOCK):
+            self._chain.append(self._name(start, start + BLOCK))
+        for rows in self._rows:
+            rows.take(leaf_caches(caches), position % BLOCK, position)
+
+    def capture(self, caches: Sequence[Any], position: int) -> None:
+        """Take the rows of the tokens up to `position`; build the blocks that they fill."""
+        leaves = leaf_caches(caches)
+        for rows in self._rows:
+            rows.take(leaves, position - self.position, position)
+        self.position = position
+        while (start := len(self._chain) * BLOCK) + BLOCK <= position:
+            self._chain.append(self._name(start, start + BLOCK))
+            self._build_rows(self._chain[-1], start, start + BLOCK)
+            for rows in self._rows:
+                rows.drop_before(start + BLOCK)
+        is_kept = position in self._kept
+        if position % BLOCK and (position == len(self._ids) or (is_kept and self._needs.state)):
+            self._build_rows(self._leaf(), len(self._chain) * BLOCK, position)
+        if self._needs.state:
+            self._build_state(leaves, is_kept)
+
+    def keep_logits(self, logits: mx.array) -> None:
+        """Keep the logits ([vocab]) after the last token captured."""
+        block = self._leaf()
+        self._build("logits", block, self.position - block.n, {"logits": logits})
+
+    def arrays(self) -> list[mx.array]:
+        """Everything that `hand_over` and the next `capture` read: evaluate it with the chunk."""
+        built = [array for file in self._files for array in file.arrays.values()]
+        return built + [array for rows in self._rows for array in rows.arrays()]
+
+    def hand_over(self) -> None:
+        """Give the evaluated files to the writer."""
+        for file in self._files:
+            tensors = [_tensor(name, array) for name, array in file.arrays.items()]
+            self._writer.submit(file.path, file.meta, tensors, checkpoint=file.checkpoint)
+            if file.checkpoint:
+                self._checkpoints.append((file.meta.end, file.path))
+        self._files.clear()
+        self._drop_checkpoints(self.position - self._needs.window - STATE_CHECKPOINT - BLOCK)
+
+    def stems(self) -> tuple[str, ...]:
+        """`<key>.<n>.<first>` of every block up to the last token captured."""
+        blocks = [*self._chain, *([self._leaf()] if self.position % BLOCK else [])]
+        return tuple(block.file().split(".safetensors")[0] for block in blocks)
+
+    def remove_checkpoints(self) -> None:
+        """Once the cache is complete: remove this job's checkpoints, and a killed one's."""
+        self._drop_checkpoints(self.position)
+        for block in self._chain:
+            for record in ("window", "state"):
+                _remove(block_path(self._folder, block, record, ckpt=True))
+
+    # Names
+
+    def _name(self, start: int, stop: int) -> BlockName:
+        parent = self._chain[start // BLOCK - 1].key if start else ROOT
+        return BlockName.of(parent, self._ids[start:stop])
+
+    def _leaf(self) -> BlockName:
+        """The block that ends at the position: a full one, or a shorter one of its own."""
+        if self.position % BLOCK == 0:
+            return self._chain[-1]
+        return self._name(len(self._chain) * BLOCK, self.position)
+
+    # Records
+
+    def _build_rows(self, block: BlockName, start: int, stop: int) -> None:
+        path = block_path(self._folder, block)
+        if not path.exists():
+            self._build_groups("kv", block, start, stop, start)
+        windows = [rows for rows in self._rows if rows.group.record == "window"]
+        if not windows:
+            return
+        low = max(start, *(rows.low for rows in windows))
+        if low >= stop:
+            return
+        checkpoint = not self._window_is_kept(start, stop)
+        if not self._covered(block, low - start, checkpoint):
+            self._build_groups("window", block, start, stop, low, checkpoint=checkpoint)
+
+    def _window_is_kept(self, start: int, stop: int) -> bool:
+        if self._all_windows or start < self._needs.keep:
+            return True
+        reach = self._needs.window + BLOCK
+        return any(start < kept and stop > kept - reach for kept in self._kept)
+
+    def _covered(self, block: BlockName, low: int, checkpoint: bool) -> bool:
+        """Whether the store has the block's window record from token `low` of the block on."""
+        for ckpt in (False, True) if checkpoint else (False,):
+            try:
+                header = read_header(block_path(self._folder, block, "window", ckpt=ckpt))
+            except (FileNotFoundError, DamagedFile):
+                continue
+            if header.meta.low <= low:
+                return True
+        return False
+
+    def _build_groups(
+        self,
+        record: str,
+        block: BlockName,
+        start: int,
+        stop: int,
+        low: int,
+        *,
+        checkpoint: bool = False,
+    ) -> None:
+        arrays: dict[str, mx.array] = {}
+        described: list[dict[str, Any]] = []
+        sinks = max(0, min(SINK_TOKENS, stop) - low)
+        for rows in self._rows:
+            if rows.group.record != record:
+                continue
+            codings = {}
+            for (side, _), array in zip(rows.group.sides(), rows.between(low, stop), strict=True):
+                codings[side] = self._codec.plan(array.shape[-1])
+                for part, encoded in self._codec.encode(array, raw_tokens=sinks).items():
+                    name = tensor_name(len(described), side, part)
+                    arrays[name] = mx.contiguous(encoded)
+            described.append(describe_group(rows.group, codings))
+        self._build(record, block, start, arrays, described, low - start, checkpoint)
+
+    def _build_state(self, leaves: Sequence[Any], is_kept: bool) -> None:
+        due = self.position % BLOCK == 0 and self.position - self._last_state >= STATE_CHECKPOINT
+        if not (is_kept or due):
+            return
+        self._last_state = self.position
+        arrays: dict[str, mx.array] = {}
+        described = []
+        for index, leaf in enumerate(self._space.leaves):
+            if leaf.record == "state":
+                slots = leaves[index].cache
+                present = [slot for slot, array in enumerate(slots) if array is not None]
+                described.append({"leaf": index, "slots": len(slots), "present": present})
+                arrays |= {f"{index}.{slot}": mx.contiguous(slots[slot]) for slot in present}
+        block = self._leaf()
+        start = self.position - block.n
+        self._build("state", block, start, arrays, described, checkpoint=not is_kept)
+
+    def _build(
+        self,
+        record: str,
+        block: BlockName,
+        start: int,
+        arrays: Mapping[str, mx.array],
+        groups: Sequence[Mapping[str, Any]] = (),
+        low: int = 0,
+        checkpoint: bool = False,
+    ) -> None:
+        path = block_path(self._folder, block, record, ckpt=checkpoint)
+        if record in ("state", "logits") and path.exists():
+            return
+        meta = BlockMeta(
+            record=record,
+            space=self._folder.name,
+            parent=block.parent,
+            token_ids=self._ids[start : start + block.n],
+            start=start,
+            low=low,
+            groups=tuple(groups),
+        )
+        self._files.append(_File(path=path, meta=meta, arrays=arrays, checkpoint=checkpoint))
+
+    def _drop_checkpoints(self, before: int) -> None:
+        passed = [path for end, path in self._checkpoints if end <= before]
+        self._checkpoints = [one for one in self._checkpoints if one[0] > before]
+        for path in passed:
+            _remove(path)
+
+
+def _tensor(name: str, array: mx.array) -> Tensor:
+    dtype = safetensors_name(array.dtype)
+    return Tensor(name=name, dtype=dtype, shape=tuple(array.shape), data=host_bytes(array))
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
