@@ -6,6 +6,7 @@
     │   ├── TemplateError       a chat template refuses these messages, or there is none
     │   ├── InvalidName         a cache name that is not a safe file name
     │   ├── InvalidSetting      a KVQ_* variable or option with a bad value
+    │   ├── InvalidMessage      a job in the queue that no kvq producer writes
     │   └── MissingExtra        a package that an extra brings is not installed
     ├── ModelError              a model cannot be used; the prompt will never succeed with it
     │   ├── ModelNotFound       no such folder, and no hub has it or can be reached
@@ -82,6 +83,10 @@ class InvalidName(UsageError):
 
 class InvalidSetting(UsageError):
     """A KVQ_* variable or an option has a value that cannot be used."""
+
+
+class InvalidMessage(UsageError):
+    """A job in the queue that no kvq producer writes: a wrong type, a value out of bounds."""
 
 
 class MissingExtra(UsageError):

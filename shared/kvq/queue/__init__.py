@@ -1,0 +1,1 @@
+"""What producers and workers exchange through Redis. Nothing here needs MLX."""
