@@ -128,8 +128,8 @@ class CacheError(KvqError):
 class CannotTrim(CacheError):
     """The cache cannot be cut to that position.
 
-    `nearest` is the deepest position (tokens) not beyond the one asked for that can be had,
-    or None when only an empty cache can.
+    `nearest` is the position (tokens) nearest to the one asked for that can be had, or None when
+    it is not known.
     """
 
     def __init__(self, message: str, nearest: int | None = None) -> None:

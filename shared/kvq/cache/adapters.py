@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
+from kvq.cache.rotating import QuantizedRotatingKVCache
 from kvq.errors import UnsupportedModel
 
 #: KVCache grows in steps of so many tokens; a restored one is padded to a multiple of it.
@@ -41,6 +42,12 @@ class Adapter(Protocol):
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         """Make an empty cache hold `rows`, the newest of `tokens` tokens."""
 
+    def spare(self, cache: Any) -> int:
+        """How many newest tokens can be cut off with all rows that are then needed at hand."""
+
+    def cut(self, cache: Any, count: int) -> None:
+        """Cut off the newest `count` tokens, at most `spare`. Changes the cache."""
+
 
 class Full:
     """KVCache: every token's row, at its own place."""
@@ -60,6 +67,12 @@ class Full:
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         cache.keys, cache.values, cache.offset = rows.keys, rows.values, tokens
 
+    def spare(self, cache: Any) -> int:
+        return int(cache.offset)
+
+    def cut(self, cache: Any, count: int) -> None:
+        cache.offset -= count
+
 
 class Concatenated(Full):
     """ConcatenateKVCache: its arrays hold exactly its tokens, so padding is cut off again."""
@@ -67,6 +80,10 @@ class Concatenated(Full):
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         keys, values = rows.keys[..., :tokens, :], rows.values[..., :tokens, :]
         cache.keys, cache.values, cache.offset = keys, values, tokens
+
+    def cut(self, cache: Any, count: int) -> None:
+        # Its own `trim` only moves the offset, which the next update forgets.
+        self.fill(cache, Rows(cache.keys, cache.values), cache.offset - count)
 
 
 class Quantized(Full):
@@ -115,6 +132,17 @@ class Rotating:
         cache.keys, cache.values = rows
         cache.offset, cache._idx = tokens, rows.keys.shape[2]
 
+    def spare(self, cache: Any) -> int:
+        held = self.held(cache)
+        if held == cache.offset:
+            return held
+        return max(0, held - int(cache.max_size - cache.keep))
+
+    def cut(self, cache: Any, count: int) -> None:
+        keys, values = self._ordered(cache, cache.keys), self._ordered(cache, cache.values)
+        left = keys.shape[2] - count
+        self.fill(cache, Rows(keys[..., :left, :], values[..., :left, :]), cache.offset - count)
+
     def _ordered(self, cache: Any, buffer: mx.array) -> mx.array:
         ordered: mx.array = cache._temporal_order(buffer)
         return ordered
@@ -141,6 +169,36 @@ class Chunked:
         cache.keys, cache.values = rows
         cache.offset, cache.start_position = tokens, tokens - rows.keys.shape[2]
 
+    def spare(self, cache: Any) -> int:
+        held = self.held(cache)
+        return held if cache.start_position == 0 else max(0, held - cache.chunk_size)
+
+    def cut(self, cache: Any, count: int) -> None:
+        cache.offset -= count
+
+
+class LiveRotating(Rotating):
+    """QuantizedRotatingKVCache: three rotating lanes that move in step."""
+
+    def held(self, cache: Any) -> int:
+        return super().held(cache.lanes[0])
+
+    def newest(self, cache: Any, count: int) -> Rows:
+        cut = [super(LiveRotating, self).newest(lane, count) for lane in cache.lanes]
+        how = {"group_size": cache.group_size, "bits": cache.bits}
+        keys, values = (mx.dequantize(*side, **how) for side in zip(*cut, strict=True))
+        return Rows(keys, values)
+
+    def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
+        how = {"group_size": cache.group_size, "bits": cache.bits}
+        sides = (mx.quantize(side, **how) for side in rows)
+        for lane, keys, values in zip(cache.lanes, *sides, strict=True):
+            super().fill(lane, Rows(keys, values), tokens)
+
+    def cut(self, cache: Any, count: int) -> None:
+        for lane in cache.lanes:
+            super().cut(lane, count)
+
 
 _ADAPTERS: dict[type, Adapter] = {
     mlx_cache.KVCache: Full(),
@@ -148,6 +206,7 @@ _ADAPTERS: dict[type, Adapter] = {
     mlx_cache.QuantizedKVCache: Quantized(),
     mlx_cache.RotatingKVCache: Rotating(),
     mlx_cache.ChunkedKVCache: Chunked(),
+    QuantizedRotatingKVCache: LiveRotating(),
 }
 #: Recurrent states: arrays of any shape that cannot be cut.
 _STATES: tuple[type, ...] = (mlx_cache.ArraysCache,)

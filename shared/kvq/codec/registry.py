@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvq.codec.coding import LayerCoding, plan
+from kvq.codec.coding import PREFERRED_GROUP_SIZE, SINK_TOKENS, LayerCoding, plan
 from kvq.errors import UnsupportedFormat, UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +26,13 @@ class Codec:
     def exact(self) -> bool:
         """True when what is loaded has the very bits of what was stored."""
         return self.bits is None
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """What, besides the name, decides the stored bytes: part of a space's identity."""
+        if self.bits is None:
+            return {}
+        return {"group_size": PREFERRED_GROUP_SIZE, "sink_tokens": SINK_TOKENS}
 
     def plan(self, dim: int) -> LayerCoding:
         """What `encode` does to rows of `dim` values."""

@@ -43,7 +43,7 @@ def compute(
     Ends at most one chunk after `on_chunk` raises; the error goes on to the caller.
     """
     ids = match.ids
-    caches = match.load(model, upto=_start(match, len(ids)))
+    caches = match.load(model, upto=match.resume_tokens)
     start = caches.tokens
     if start:
         recorder.begin(caches, start)
@@ -65,14 +65,6 @@ def compute(
         on_chunk(done, len(ids))
     assert logits is not None
     return Computed(reused=start, seconds=time.monotonic() - began, caches=caches, logits=logits)
-
-
-def _start(match: Match, tokens: int) -> int:
-    """Where to go on: at the match, or before it when nothing would be left to feed."""
-    if match.tokens < tokens:
-        return match.tokens
-    assert match.restorable is not None
-    return match.restorable.deepest(tokens - 1).tokens
 
 
 def _chunk(ids: TokenIds, start: int, end: int) -> mx.array:

@@ -71,6 +71,17 @@ class Match:
         return self.tokens == len(self.ids) > 0 and self.plan.logits is not None
 
     @property
+    def resume_tokens(self) -> int:
+        """Where generation goes on: at the match, or before it where nothing would be left to feed.
+
+        After an exact match the first token comes from the stored logits; without those at least
+        the last token has to be fed again.
+        """
+        if self.exact or self.tokens < len(self.ids) or self.restorable is None:
+            return self.tokens
+        return self.restorable.deepest(len(self.ids) - 1).tokens
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the files that a restore of the match reads."""
         return sum(header.file_bytes for header in self.plan.files())
