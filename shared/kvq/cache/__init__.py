@@ -1,0 +1,1 @@
+"""Prompt caches in memory: reading, filling, cutting and quantizing them. Needs MLX."""

@@ -1,0 +1,1 @@
+"""Tokens from a model and a prompt cache. Needs MLX."""
