@@ -39,6 +39,9 @@ class Adapter(Protocol):
     def newest(self, cache: Any, count: int) -> Rows:
         """Rows of the newest `count` tokens. Lazy; does not change the cache."""
 
+    def rows(self, cache: Any) -> Rows:
+        """Every row held, in token order, the first `keep` before a gap. Lazy."""
+
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         """Make an empty cache hold `rows`, the newest of `tokens` tokens."""
 
@@ -63,6 +66,9 @@ class Full:
     def newest(self, cache: Any, count: int) -> Rows:
         low, high = cache.offset - count, cache.offset
         return Rows(cache.keys[..., low:high, :], cache.values[..., low:high, :])
+
+    def rows(self, cache: Any) -> Rows:
+        return self.newest(cache, self.held(cache))
 
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         cache.keys, cache.values, cache.offset = rows.keys, rows.values, tokens
@@ -128,6 +134,9 @@ class Rotating:
         low = keys.shape[2] - count
         return Rows(keys[..., low:, :], values[..., low:, :])
 
+    def rows(self, cache: Any) -> Rows:
+        return Rows(self._ordered(cache, cache.keys), self._ordered(cache, cache.values))
+
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         cache.keys, cache.values = rows
         cache.offset, cache._idx = tokens, rows.keys.shape[2]
@@ -165,6 +174,9 @@ class Chunked:
             cache.keys[..., high - count : high, :], cache.values[..., high - count : high, :]
         )
 
+    def rows(self, cache: Any) -> Rows:
+        return self.newest(cache, self.held(cache))
+
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         cache.keys, cache.values = rows
         cache.offset, cache.start_position = tokens, tokens - rows.keys.shape[2]
@@ -188,6 +200,9 @@ class LiveRotating(Rotating):
         how = {"group_size": cache.group_size, "bits": cache.bits}
         keys, values = (mx.dequantize(*side, **how) for side in zip(*cut, strict=True))
         return Rows(keys, values)
+
+    def rows(self, cache: Any) -> Rows:
+        return self.newest(cache, cache.lanes[0].keys.shape[2])
 
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         how = {"group_size": cache.group_size, "bits": cache.bits}

@@ -8,64 +8,64 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
+from kvq.cache.container import KVCacheContainer
 from kvq.cache.recorder import Recorder
+from kvq.prefill.gate import Gate
 from kvq.prefill.schedule import chunk_ends
 from kvq.store.keys import TokenIds
-from kvq.store.match import Match
 
+#: Called with (tokens done, tokens in all).
 OnChunk = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computed:
-    """`reused` tokens were restored, the rest took `seconds`; `logits` ([vocab]) are the last's."""
+class Task:
+    """What to compute: `ids` from where the caches end, in chunks of `step` tokens.
 
-    reused: int
-    seconds: float
-    caches: Sequence[Any]
-    logits: mx.array
+    `stops` are positions at which a chunk has to end. With `keep_logits` the logits after the
+    last token are recorded.
+    """
+
+    model: Any
+    ids: TokenIds
+    step: int
+    stops: Sequence[int]
+    keep_logits: bool
 
 
 def compute(
-    model: Any,
-    match: Match,
-    recorder: Recorder,
-    *,
-    step: int,
-    stops: Sequence[int],
-    keep_logits: bool,
-    on_chunk: OnChunk,
-) -> Computed:
-    """Restore what `match` has, feed the rest, and hand every finished block to the recorder.
+    task: Task, caches: KVCacheContainer, recorder: Recorder, gate: Gate, on_chunk: OnChunk
+) -> float:
+    """Feed the rest of the prompt and hand every finished block to the recorder; the seconds.
 
     Ends at most one chunk after `on_chunk` raises; the error goes on to the caller.
     """
-    ids = match.ids
-    caches = match.load(model, upto=match.resume_tokens)
-    start = caches.tokens
+    ids, start = task.ids, caches.tokens
     if start:
         recorder.begin(caches, start)
     began = time.monotonic()
     on_chunk(start, len(ids))
-    logits = None
+    ends = chunk_ends(
+        start,
+        len(ids),
+        step=task.step,
+        stops=[*task.stops, gate.start],
+        last_alone=task.keep_logits,
+    )
     done = start
-    for end in chunk_ends(start, len(ids), step=step, stops=stops, last_alone=keep_logits):
-        logits = model(_chunk(ids, done, end), cache=caches)[0, -1]
+    for end in ends:
+        gate.replay(caches, done)
+        logits = task.model(mx.array(ids[done:end])[None], cache=caches)[0]
         recorder.capture(caches, end)
-        last = end == len(ids)
-        if last and keep_logits:
-            recorder.keep_logits(logits)
-        # Logits of a chunk that is not the last are never evaluated.
-        mx.eval([cache.state for cache in caches], recorder.arrays(), logits if last else [])
+        if task.keep_logits and end == len(ids):
+            recorder.keep_logits(logits[-1])
+        # The logits of a chunk that nobody listens to are never evaluated.
+        heard = gate.listen(logits, end)
+        mx.eval([cache.state for cache in caches], recorder.arrays(), heard)
         recorder.hand_over()
         mx.clear_cache()
         done = end
+        caches.advance(end - caches.tokens)
         on_chunk(done, len(ids))
-    assert logits is not None
-    return Computed(reused=start, seconds=time.monotonic() - began, caches=caches, logits=logits)
-
-
-def _chunk(ids: TokenIds, start: int, end: int) -> mx.array:
-    return mx.array(ids[start:end].astype(np.uint32))[None]
+    return time.monotonic() - began

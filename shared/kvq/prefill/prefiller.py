@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
 from kvq import codec as codecs
-from kvq.cache.leaves import check_supported, describe
+from kvq.cache.container import KVCacheContainer
 from kvq.cache.recorder import Recorder
 from kvq.errors import PromptTooLong, StoreUnavailable
 from kvq.model.loading import LoadedModel
-from kvq.prefill.compute import OnChunk, compute
+from kvq.prefill.compute import OnChunk, Task, compute
+from kvq.prefill.gate import Gate, accepted, candidates, is_gated
+from kvq.prefill.memory import PrefixMemory
+from kvq.prefill.publish import on_record, publish
 from kvq.prefill.request import PrefillOutcome, PrefillRequest
 from kvq.prefill.schedule import kept_positions
-from kvq.store.manifest import Manifest
+from kvq.prefill.spaces import ModelSpaces
+from kvq.prefill.verdict import Verdict, judge, passes
 from kvq.store.match import Match, match_in_space
-from kvq.store.space import Leaf, Space
+from kvq.store.space import Space
 from kvq.store.store import Store
 from kvq.store.writer import Writer
+
+#: Bytes of prefixes that are kept in memory for the prompts that share them.
+PREFIX_MEMORY = 2 << 30
 
 
 def _ignore(done: int, total: int) -> None:
@@ -30,27 +36,25 @@ def _ignore(done: int, total: int) -> None:
 class Prefiller:
     """Prefills prompts with one model into one store. Use it on one thread, the model's.
 
-    `step` is the number of tokens in a chunk.
+    `step` is the number of tokens in a chunk, `prefix_memory` how many bytes of just computed
+    prefixes are kept exact in memory.
     """
 
-    def __init__(self, store: Store, llm: LoadedModel, *, step: int = 512) -> None:
+    def __init__(
+        self,
+        store: Store,
+        llm: LoadedModel,
+        *,
+        step: int = 512,
+        prefix_memory: int = PREFIX_MEMORY,
+    ) -> None:
         self.store = store
         self.llm = llm
         self.step = step
-        self._leaves: tuple[Leaf, ...] | None = None
-
-    def space(self, codec: str) -> Space:
-        """The space that this model's caches have with `codec`. Raises UnsupportedModel."""
-        chosen = codecs.get(codec)
-        if self._leaves is None:
-            self._leaves = _probe(self.llm)
-        return Space(
-            fingerprint=self.llm.fingerprint,
-            dtype=_kv_dtype(self._leaves),
-            codec=chosen.name,
-            codec_parameters=chosen.parameters,
-            leaves=self._leaves,
-        )
+        self.spaces = ModelSpaces(llm)
+        self._memory = PrefixMemory(llm.model, prefix_memory)
+        #: What `auto` chose last: where the next prompt starts.
+        self._auto = "q8"
 
     def run(self, request: PrefillRequest, *, on_chunk: OnChunk = _ignore) -> PrefillOutcome:
         """Store the prompt of `request`, or what is missing of it.
@@ -58,119 +62,134 @@ class Prefiller:
         `on_chunk(done, total)`, in tokens, is called at the start and after each chunk. What it
         raises ends the prefill: finished blocks are published first, and another run goes on from
         there. Raises PromptTooLong, UnsupportedModel, StoreUnavailable.
+
+        Where the measured loss of the codec is above `max_kl`, the prompt is prefilled once more
+        with a better one.
         """
         began = time.monotonic()
         self._check_length(len(request.token_ids))
-        space = self.space(request.codec)
-        match = self._match(space, request)
-        if _is_stored(match, request):
-            outcome = self._outcome(request, match, reused=match.tokens)
-        else:
-            outcome = self._prefill(request, space, match, on_chunk)
+        outcome = self._find(request) or self._make(request, on_chunk)
+        outcome = replace(outcome, seconds=time.monotonic() - began)
         if request.name is not None:
-            self._publish(request, self._match(space, request), outcome)
-        return outcome.took(time.monotonic() - began)
+            publish(self.store, self.llm, request, self._match(outcome.codec, request), outcome)
+        return outcome
 
-    def _prefill(
-        self, request: PrefillRequest, space: Space, match: Match, on_chunk: OnChunk
-    ) -> PrefillOutcome:
-        kept = kept_positions(len(request.token_ids), request.keep, request.keep_every)
+    def _find(self, request: PrefillRequest) -> PrefillOutcome | None:
+        """What is stored already, in a codec that the request accepts; None when it is not."""
+        for codec in accepted(request.codec, request.max_kl, default=self._auto):
+            match = self._match(codec, request)
+            if not _is_stored(match, request):
+                continue
+            if request.name is None:
+                return _outcome(request, match, reused=match.tokens)
+            known = on_record(self.store, match, request.name)
+            if passes(codec, known and known.quality, request.codec, request.max_kl):
+                outcome = _outcome(request, match, reused=match.tokens)
+                if known is None:
+                    return outcome
+                return replace(outcome, quality=known.quality, notes=known.notes)
+        return None
+
+    def _make(self, request: PrefillRequest, on_chunk: OnChunk) -> PrefillOutcome:
+        """Prefill, measure, and prefill once more where the gate wants another codec."""
+        codec = self._auto if request.codec == "auto" else request.codec
+        outcome, verdict = self._attempt(request, codec, on_chunk)
+        if verdict.codec != codec:
+            again, _ = self._attempt(request, verdict.codec, on_chunk)
+            outcome = replace(
+                again,
+                bytes_written=outcome.bytes_written + again.bytes_written,
+                prefill_seconds=outcome.prefill_seconds + again.prefill_seconds,
+            )
+        if request.codec == "auto" and request.name is not None:
+            self._auto = verdict.codec
+        return replace(outcome, quality=verdict.quality, notes=(*outcome.notes, *verdict.notes))
+
+    def _attempt(
+        self, request: PrefillRequest, codec: str, on_chunk: OnChunk
+    ) -> tuple[PrefillOutcome, Verdict]:
+        """Store the prompt with `codec`; what that did, and what the gate says of the codec."""
+        match = self._match(codec, request)
+        caches, lossy_prefix = self._start(match, request)
+        start = caches.tokens
+        names = candidates(request.codec, request.max_kl) if request.name is not None else ()
+        gate = Gate(self.llm.model, request.token_ids, names, start)
         writer = Writer(self.store)
-        recorder = Recorder(
-            space=space,
-            folder=self.store.space_folder(space),
-            ids=request.token_ids,
-            kept=kept,
-            writer=writer,
-            all_windows=request.window_records == "all",
-        )
         try:
             try:
-                computed = compute(
-                    self.llm.model,
-                    match,
-                    recorder,
-                    step=self.step,
-                    stops=kept if space.needs.state else (),
-                    keep_logits=request.name is not None,
-                    on_chunk=on_chunk,
-                )
+                seconds = self._compute(request, match, caches, writer, gate, on_chunk)
             finally:
                 writer.finish()
         finally:
             writer.close()
-        recorder.remove_checkpoints()
-        stored = self._match(space, request)
+        stored = self._match(codec, request)
         if not _is_stored(stored, request):
             raise StoreUnavailable(
                 f"{self.store.path}: what was just written cannot be found again "
                 f"({stored.reason.message}); check the disk or the share"
             )
-        return self._outcome(
+        if request.name is None:
+            self._memory.put(request.token_ids, caches, lossy_prefix)
+        outcome = _outcome(
             request,
             stored,
-            reused=computed.reused,
+            reused=start,
+            lossy_prefix=lossy_prefix,
             bytes_written=writer.bytes_written,
-            seconds=computed.seconds,
+            seconds=seconds,
         )
+        return outcome, judge(gate.measured(), codec, request)
 
-    def _outcome(
+    def _compute(
         self,
         request: PrefillRequest,
         match: Match,
-        *,
-        reused: int,
-        bytes_written: int = 0,
-        seconds: float = 0.0,
-    ) -> PrefillOutcome:
+        caches: KVCacheContainer,
+        writer: Writer,
+        gate: Gate,
+        on_chunk: OnChunk,
+    ) -> float:
         assert match.space is not None
-        exact = codecs.get(match.space.codec).exact
-        return PrefillOutcome(
-            name=request.name,
-            space=match.space.digest,
-            codec=match.space.codec,
-            tokens=match.tokens,
-            reused_tokens=reused,
-            prefilled_tokens=match.tokens - reused,
-            bytes=match.nbytes,
-            bytes_written=bytes_written,
-            lossy_prefix_tokens=0 if exact else reused,
-            quality=None,
-            notes=match.notes(),
-            prefill_seconds=seconds,
-            seconds=0.0,
+        kept = kept_positions(len(request.token_ids), request.keep, request.keep_every)
+        recorder = Recorder(
+            space=match.space,
+            folder=self.store.space_folder(match.space),
+            ids=request.token_ids,
+            kept=kept,
+            writer=writer,
+            all_windows=request.window_records == "all",
         )
+        task = Task(
+            model=self.llm.model,
+            ids=request.token_ids,
+            step=self.step,
+            stops=kept if match.space.needs.state else (),
+            keep_logits=request.name is not None,
+        )
+        seconds = compute(task, caches, recorder, gate, on_chunk)
+        writer.finish()
+        recorder.remove_checkpoints()
+        return seconds
 
-    def _match(self, space: Space, request: PrefillRequest) -> Match:
+    def _start(self, match: Match, request: PrefillRequest) -> tuple[KVCacheContainer, int]:
+        """Caches to go on from, and how many of their tokens went through a lossy codec.
+
+        Where this process computed that very prefix itself, they come from memory, exact.
+        """
+        assert match.space is not None
+        tokens = match.resume_tokens
+        if is_gated(request.codec, request.max_kl) and match.exact:
+            tokens = 0  # what is left to feed would measure nothing
+        remembered = self._memory.take(match.ids[:tokens])
+        if remembered is not None:
+            return remembered
+        caches = match.load(self.llm.model, upto=tokens)
+        mx.clear_cache()
+        return caches, 0 if codecs.get(match.space.codec).exact else caches.tokens
+
+    def _match(self, codec: str, request: PrefillRequest) -> Match:
+        space: Space = self.spaces.of(codec)
         return match_in_space(self.store, space, self.store.add_space(space), request.token_ids)
-
-    def _publish(self, request: PrefillRequest, match: Match, outcome: PrefillOutcome) -> None:
-        assert match.space is not None
-        assert request.name is not None
-        now = time.time()
-        manifest = Manifest(
-            name=request.name,
-            space=outcome.space,
-            fingerprint=match.space.fingerprint,
-            model=self.llm.name,
-            codec=outcome.codec,
-            dtype=match.space.dtype,
-            tokens=outcome.tokens,
-            chain=match.stems(),
-            kept=kept_positions(outcome.tokens, request.keep, request.keep_every),
-            nbytes=outcome.bytes,
-            created=now,
-            expires=None if request.ttl is None else now + request.ttl,
-            pinned=request.pin,
-            prefill_seconds=outcome.prefill_seconds,
-            reused_tokens=outcome.reused_tokens,
-            lossy_prefix_tokens=outcome.lossy_prefix_tokens,
-            quality=outcome.quality,
-            notes=outcome.notes,
-            worker=request.worker,
-            metadata=request.metadata,
-        )
-        self.store.write_manifest(manifest)
 
     def _check_length(self, tokens: int) -> None:
         limit = self.llm.facts.context_tokens
@@ -182,20 +201,34 @@ class Prefiller:
             )
 
 
-def _probe(llm: LoadedModel) -> tuple[Leaf, ...]:
-    """What the model's layers keep, found by feeding one token. Raises UnsupportedModel."""
-    caches = make_prompt_cache(llm.model)
-    check_supported(caches)
-    llm.model(mx.zeros((1, 1), mx.uint32), cache=caches)
-    mx.eval([cache.state for cache in caches])
-    return describe(caches)
-
-
 def _is_stored(match: Match, request: PrefillRequest) -> bool:
     """A shared prefix needs its rows; a cache the logits after its last token too."""
     whole = match.tokens == len(request.token_ids)
     return whole and (request.name is None or match.exact)
 
 
-def _kv_dtype(leaves: Sequence[Leaf]) -> str:
-    return next((leaf.keys_dtype for leaf in leaves if leaf.keys_dtype), "none")
+def _outcome(
+    request: PrefillRequest,
+    match: Match,
+    *,
+    reused: int,
+    lossy_prefix: int = 0,
+    bytes_written: int = 0,
+    seconds: float = 0.0,
+) -> PrefillOutcome:
+    assert match.space is not None
+    return PrefillOutcome(
+        name=request.name,
+        space=match.space.digest,
+        codec=match.space.codec,
+        tokens=match.tokens,
+        reused_tokens=reused,
+        prefilled_tokens=match.tokens - reused,
+        bytes=match.nbytes,
+        bytes_written=bytes_written,
+        lossy_prefix_tokens=lossy_prefix,
+        quality=None,
+        notes=match.notes(),
+        prefill_seconds=seconds,
+        seconds=0.0,
+    )
