@@ -39,8 +39,8 @@ def prepare(
     """Make sure that `folder` is the demo model with weights of `dtype`, and return its path.
 
     A complete folder of the installed package's version is left as it is, within milliseconds.
-    Otherwise it is built whole and then put in place: about 20 seconds, 1.1 GB on disk in float32
-    and half of that in bfloat16, and 2 GB of memory. `dtype` None means bfloat16 on macOS and
+    Otherwise it is built whole and then put in place: about 25 seconds, 1.1 GB on disk in float32
+    and half of that in bfloat16, and 2.3 GB of memory. `dtype` None means bfloat16 on macOS and
     float32 elsewhere. `say` gets a line when work begins and one when it ends.
 
     Raises MissingExtra without the packages of the `demo` extra, UsageError when another folder is
@@ -56,7 +56,7 @@ def prepare(
         raise MissingExtra(PACKAGE, "demo") from error
 
     def build(into: Path) -> None:
-        say(f"preparing the demo model in {folder} ({dtype}; once, a moment)")
+        say(f"preparing the demo model in {folder} ({dtype}; once, about half a minute)")
         _build(into, dtype)
 
     started = time.monotonic()
