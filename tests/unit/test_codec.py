@@ -269,3 +269,50 @@ def test_names_go_from_exact_to_lossy():
 def test_an_unknown_codec_is_a_usage_error():
     with pytest.raises(UsageError, match="raw, q8, q4"):
         codec.get("q5")
+
+
+def test_stored_codes_make_a_live_cache_that_attends_to_what_was_stored():
+    from mlx_lm.models.cache import make_prompt_cache
+    from zoo import ARCHITECTURES
+
+    from kvq.cache.convert import from_codes
+    from kvq.cache.trial import rounded
+    from kvq.codec.live import codes, mismatch
+
+    for name in ("llama-64", "gemma3_text", "gemma3_text-32"):
+        model = next(arch for arch in ARCHITECTURES if arch.name == name).build()
+        plain = make_prompt_cache(model)
+        mx.eval(model(mx.array([list(range(20))]), cache=plain))
+        chosen = codec.get("q8")
+        caches = []
+        for index, cache in enumerate(plain):
+            window = hasattr(cache, "max_size")
+            rows = cache.keys_and_values()
+            coding = chosen.plan(rows[0].shape[-1])
+            assert mismatch(coding, coding) == ""
+            how = {"bits": coding.bits, "group_size": coding.group_size}
+            parts = [chosen.encode(x, raw_tokens=0 if window else 4) for x in rows]
+            triples = [codes(part, coding, mx.float32) for part in parts]
+            caches.append(from_codes(cache, *triples, tokens=20, **how))
+            for part, (q, s, _) in zip(parts, triples, strict=True):
+                assert mx.array_equal(q[:, :, q.shape[2] - part["q"].shape[2] :], part["q"]).item()
+                assert s.dtype == mx.float32
+            plain[index] = rounded(cache, **how)
+            whole = [mx.dequantize(*triple, **how) for triple in triples]
+            plain[index].keys, plain[index].values = whole
+            plain[index].offset = 20
+        for ids in ([1, 2, 3], [4], [5]):
+            got = model(mx.array([ids]), cache=caches)[:, -1]
+            expected = model(mx.array([ids]), cache=plain)[:, -1]
+            assert mx.abs(got - expected).max().item() <= 1e-4 * mx.abs(expected).max().item()
+
+
+def test_codes_that_cannot_be_attended_to_say_why():
+    from kvq.codec.live import mismatch
+
+    q8, q4, raw = codec.get("q8"), codec.get("q4"), codec.get("raw")
+    assert mismatch(raw.plan(64), q8.plan(64)) == "the keys are stored raw"
+    assert mismatch(q8.plan(64), q8.plan(16)) == "the values are stored raw"
+    assert mismatch(q8.plan(80), q8.plan(80)) == "the keys are padded from 80 to 96"
+    assert "groups of 64, values 8 bits in groups of 32" in mismatch(q8.plan(64), q8.plan(32))
+    assert "values 4 bits" in mismatch(q8.plan(64), q4.plan(64))

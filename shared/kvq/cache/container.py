@@ -24,6 +24,7 @@ class KVCacheContainer(list[Any]):
             once; None once more tokens have been fed
     model   whose caches these are; without it no layer is quantized, because whether its
             attention can run so is found by trying
+    reason  where the caches were loaded from a store, why no more tokens were; else None
     """
 
     def __init__(
@@ -112,9 +113,13 @@ class KVCacheContainer(list[Any]):
         self._live.forget()
 
     def __copy__(self) -> KVCacheContainer:
-        return KVCacheContainer(self, self.tokens, self.logits, model=self.model)
+        return self._like(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCacheContainer:
         """A container that shares the model, and nothing that generation changes."""
-        caches = [copy.deepcopy(cache, memo) for cache in self]
-        return KVCacheContainer(caches, self.tokens, self.logits, model=self.model)
+        return self._like(copy.deepcopy(cache, memo) for cache in self)
+
+    def _like(self, caches: Iterable[Any]) -> KVCacheContainer:
+        container = KVCacheContainer(caches, self.tokens, self.logits, model=self.model)
+        container.reason = self.reason
+        return container

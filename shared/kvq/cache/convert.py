@@ -18,6 +18,7 @@ from mlx_lm.models.cache import (
 
 from kvq.cache.rotating import QuantizedRotatingKVCache
 from kvq.codec import GROUP_SIZES, resolve_group_size
+from kvq.codec.live import Codes
 from kvq.errors import CannotQuantize
 
 #: Where a cache stands in a prompt cache: its layer, then its place in each CacheList on the way.
@@ -83,6 +84,24 @@ def quantized(cache: Any, *, bits: int, group_size: int) -> Any:
     after.keys = mx.quantize(keys, group_size=group_size, bits=bits)
     after.values = mx.quantize(values, group_size=group_size, bits=bits)
     after.offset = cache.offset
+    return after
+
+
+def from_codes(
+    cache: Any, keys: Codes, values: Codes, *, tokens: int, bits: int, group_size: int
+) -> Any:
+    """The quantized form of `cache` after `tokens` tokens, made of codes (`kvq.codec.live`).
+
+    `cache` is a KVCache or a RotatingKVCache, of which only the class and the limits count. The
+    codes are [1, heads, rows, n] in the order of the tokens: all of them, or what the window
+    holds, its first `keep` tokens in front.
+    """
+    how = {"group_size": group_size, "bits": bits}
+    if type(cache) is RotatingKVCache:
+        limits = {"max_size": cache.max_size, "keep": cache.keep}
+        return QuantizedRotatingKVCache.holding(keys, values, tokens=tokens, **limits, **how)
+    after = QuantizedKVCache(**how)
+    after.keys, after.values, after.offset = keys, values, tokens
     return after
 
 

@@ -38,6 +38,27 @@ class QuantizedRotatingKVCache:
             lane.state = (*pair, *cache.state[2:])
         return quantized
 
+    @classmethod
+    def holding(
+        cls,
+        keys: Quantized,
+        values: Quantized,
+        *,
+        max_size: int,
+        keep: int,
+        tokens: int,
+        group_size: int,
+        bits: int,
+    ) -> QuantizedRotatingKVCache:
+        """The window after `tokens` tokens: codes, scales and biases in the order of the tokens.
+
+        Each is [1, heads, rows, n]: the first `keep` tokens, where there are any, then the newest.
+        """
+        cache = cls(max_size, keep, group_size=group_size, bits=bits)
+        for lane, *pair in zip(cache.lanes, keys, values, strict=True):
+            lane.state = (*pair, tokens, keep, max_size, pair[0].shape[2])
+        return cache
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Quantized, Quantized]:
         """Append keys and values [1, heads, tokens, dim]; the window's codes, scales, biases."""
         pairs = zip(

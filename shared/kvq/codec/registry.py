@@ -93,7 +93,7 @@ def decode(parts: Mapping[str, mx.array], coding: LayerCoding, dtype: mx.Dtype) 
 
     Raises UnsupportedFormat when the parts are not those that `coding` describes.
     """
-    _check(parts, coding)
+    check(parts, coding)
     if coding.exact:
         return parts[""].astype(dtype)
     import mlx.core as mx
@@ -120,8 +120,11 @@ def take(parts: Mapping[str, mx.array], start: int, stop: int) -> dict[str, mx.a
     return taken
 
 
-def _check(parts: Mapping[str, mx.array], coding: LayerCoding) -> None:
-    """A header can lie: compare names and shapes before any kernel reads the bytes."""
+def check(parts: Mapping[str, mx.array], coding: LayerCoding) -> None:
+    """Compare names and shapes before any kernel reads the bytes, for a header can lie.
+
+    Raises UnsupportedFormat when the parts are not those that `coding` describes.
+    """
     known = ("",) if coding.exact else ("sink", *_AFFINE_PARTS)
     widths = {"": coding.dim, "sink": coding.dim}
     whole: dict[str, tuple[str, ...]] = {"": ("",), "sink": ("sink",)}
