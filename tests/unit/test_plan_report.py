@@ -220,14 +220,14 @@ def test_the_tree_is_bounded_and_sums_up_the_rest():
     assert [line.rstrip() for line in shown.splitlines()] == [
         "one q8: 23 prompts, 15,556 tokens, 1,609 to prefill",
         "├── +512 tokens shared by 20 prompts",
-        "│   ├── +256 tokens p0, then 4 more",
+        "│   ├── +259 tokens p3, then 4 more",
         "│   │   └── … 4 prompts more, +16 tokens",
-        "│   ├── +257 tokens p1, then 4 more",
+        "│   ├── +258 tokens p2, then 4 more",
         "│   │   └── … 4 prompts more, +16 tokens",
-        "│   └── … 10 prompts more, +549 tokens",
-        "├── +1 tokens lone0, then 2 more",
-        "│   └── +1 tokens lone1, then 1 more",
-        "│       └── … 1 prompt more, +1 tokens",
+        "│   └── … 10 prompts more, +545 tokens",
+        "└── +1 tokens lone0, then 2 more",
+        "    └── +1 tokens lone1, then 1 more",
+        "        └── … 1 prompt more, +1 tokens",
     ]
 
 
