@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.kvq-installed
 LOCK := requirements-dev.lock
 
@@ -22,7 +23,7 @@ endif
 KVQ_ENV := env HF_HUB_OFFLINE=1 $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS))
 PYTEST := $(KVQ_ENV) KVQ_DEMO_MODEL=$(CURDIR)/$(MODEL) $(BIN)/python -m pytest
 
-.PHONY: help run test lint demo-model lock clean clean-all blas
+.PHONY: help run test lint demo-model lock clean clean-all blas $(VENV)
 
 help: ## show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -50,7 +51,7 @@ demo-model: $(INSTALLED) ## make the small real model in .demo, once
 	@$(BIN)/python -m kvq_producer.demo $(MODEL)
 
 lock: $(INSTALLED) ## pin the newest versions of all that development needs
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(PIP) uv
 	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 \
 	  --extra local --extra demo --extra metrics --group dev \
 	  --custom-compile-command 'make lock' --output-file $(LOCK) pyproject.toml
@@ -68,13 +69,16 @@ blas:
 # The lock holds the versions that the tests last passed with; a newer Python than it knows may need
 # others. pip 25.1 is the first that reads dependency groups.
 $(INSTALLED): pyproject.toml $(LOCK)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory $(VENV)
+	@echo "installing kvq and what it needs into $(VENV) (once, a minute or two)"
+	@$(PIP) --upgrade 'pip>=25.1'
+	@$(PIP) --editable '.[local,demo,metrics]' --group dev \
+	  $$($(BIN)/python -c 'import sys; print("-c $(LOCK)" if sys.version_info < (3, 14) else "")')
+	@touch $@
+
+$(VENV):
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: install Python 3.11 or newer"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "kvq needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12"; \
 	  exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "installing kvq and what it needs into $(VENV) (once, a minute or two)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable '.[local,demo,metrics]' --group dev \
-	  $$($(BIN)/python -c 'import sys; print("-c $(LOCK)" if sys.version_info < (3, 14) else "")')
-	@touch $@
+	@$(PYTHON) -m venv --clear $(VENV)
