@@ -83,7 +83,7 @@ class Prefiller:
             if request.name is None:
                 return _outcome(request, match, reused=match.tokens)
             known = on_record(self.store, match, request.name)
-            if passes(codec, known and known.quality, request.codec, request.max_kl):
+            if passes(codec, known.quality if known else None, request.codec, request.max_kl):
                 outcome = _outcome(request, match, reused=match.tokens)
                 if known is None:
                     return outcome
