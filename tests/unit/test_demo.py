@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvq.errors import InvalidSetting, MissingExtra, UnsupportedModel, UsageError
-from kvq_producer.demo import config, prepare, tokenizer, weights
+from kvq_producer.demo import config, preparation, prepare, tokenizer, weights
 from kvq_producer.demo.__main__ import main
 from kvq_producer.demo.folder import STAMP, build_once, is_complete
 
@@ -274,7 +274,7 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     def not_installed(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(sys.modules["kvq_producer.demo.prepare"], "version", not_installed)
+    monkeypatch.setattr(preparation, "version", not_installed)
 
     with pytest.raises(MissingExtra, match=r"kvq\[demo\]"):
         prepare(tmp_path / "model")
@@ -304,9 +304,10 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
 def test_a_finished_folder_is_recognised_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["kvq_producer.demo.prepare"]
-    monkeypatch.setattr(module, "version", lambda name: "1.0.0")
-    monkeypatch.setattr(module, "_build", lambda into, dtype: (into / "dtype").write_text(dtype))
+    monkeypatch.setattr(preparation, "version", lambda name: "1.0.0")
+    monkeypatch.setattr(
+        preparation, "_build", lambda into, dtype: (into / "dtype").write_text(dtype)
+    )
 
     first = CliRunner().invoke(main, [str(tmp_path / "model"), "--dtype", "bfloat16"])
     second = CliRunner().invoke(main, [str(tmp_path / "model"), "--dtype", "bfloat16"])

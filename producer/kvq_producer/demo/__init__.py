@@ -9,6 +9,6 @@ transformers load: weights, config and tokenizer, with the terms beside them.
 
 from __future__ import annotations
 
-from kvq_producer.demo.prepare import prepare
+from kvq_producer.demo.preparation import prepare
 
 __all__ = ["prepare"]

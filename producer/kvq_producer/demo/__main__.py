@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kvq.errors import KvqError
-from kvq_producer.demo.prepare import prepare
+from kvq_producer.demo.preparation import prepare
 from kvq_producer.demo.weights import DTYPES
 
 
