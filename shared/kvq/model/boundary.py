@@ -104,18 +104,18 @@ def _cuts(tokenizer: Tokenizer, chats: Sequence[Sequence[str]]) -> Iterator[_Cut
         yield from (_Cut(0, empty) for _ in chats)
         return
     known = sorted(plain(tokenizer).get_added_vocab())
-    numbers = np.array(sorted(hard), dtype=np.uint32)
     encodings = backend.encode_batch([texts[0] for texts in chats], add_special_tokens=False)
     for texts, encoding in zip(chats, encodings, strict=True):
         shared = _common_text(min(texts), max(texts))
-        ids = np.array(encoding.ids, dtype=np.uint32)
-        for index in np.nonzero(np.isin(ids, numbers))[0][::-1]:
-            start, end = encoding.token_to_chars(int(index))
-            token = hard[int(ids[index])]
+        ids = encoding.ids
+        for index in range(len(ids) - 1, -1, -1):
+            if (token := hard.get(ids[index])) is None:
+                continue
+            start, end = encoding.token_to_chars(index)
             if end > len(shared) or shared[start:end] != token:
                 continue
             if not _could_grow(shared[start:], known):
-                yield _Cut(start, ids[:index])
+                yield _Cut(start, np.array(ids[:index], dtype=np.uint32))
                 break
         else:
             yield _Cut(0, empty)
