@@ -379,6 +379,14 @@ def waits(plan: Plan, prompt: int, place: int) -> bool:
 
 @settings(max_examples=80, deadline=None)
 @given(_batches)
+def test_prefixes_that_end_where_prompts_part_spare_all_but_a_block_a_branch(batch):
+    with make_plan(prompts(*batch), align=1) as plan:
+        spare = plan.totals.prefill_tokens - plan.totals.unique_tokens
+    assert 0 <= spare <= BLOCK * (len(distinct(batch)) - 1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(_batches)
 def test_following_any_plan_prefills_no_block_twice(batch):
     with make_plan(prompts(*batch)) as plan:
         totals = plan.totals

@@ -22,9 +22,10 @@ class Batch:
         self.lengths = array("q")
         self.offsets = array("q")
         self.priorities = array("q")
-        self.custom_ids: list[tuple[str, ...]] = []
         #: Chain key of each whole prompt.
         self.keys: list[bytes] = []
+        self._custom_ids: list[str] = []
+        self._more_custom_ids: dict[int, list[str]] = {}
         self._numbers: dict[Group, dict[bytes, int]] = {}
         self._first_block = array("q")
         self._block_keys = bytearray()
@@ -38,17 +39,25 @@ class Batch:
         key = _chain_key(keys, prompt.ids)
         number = known.setdefault(key, len(self.lengths))
         if number < len(self.lengths):
-            self.custom_ids[number] += (prompt.custom_id,)
+            self._more_custom_ids.setdefault(number, []).append(prompt.custom_id)
             self.priorities[number] = max(self.priorities[number], prompt.priority)
             return
         self.groups.setdefault(prompt.group, []).append(number)
         self.lengths.append(len(prompt.ids))
         self.offsets.append(self.spool.append(prompt.ids))
         self.priorities.append(prompt.priority)
-        self.custom_ids.append((prompt.custom_id,))
+        self._custom_ids.append(prompt.custom_id)
         self.keys.append(key)
         self._first_block.append(len(self._block_keys) // KEY_BYTES)
         self._block_keys += keys
+
+    def custom_ids(self, prompt: int) -> tuple[str, ...]:
+        """The custom ids that the prompt came with, at least one."""
+        return (self._custom_ids[prompt], *self._more_custom_ids.get(prompt, ()))
+
+    def count(self, prompt: int) -> int:
+        """How many custom ids the prompt came with."""
+        return 1 + len(self._more_custom_ids.get(prompt, ()))
 
     def block_key(self, prompt: int, depth: int) -> bytes:
         """Key of the prompt's full block number `depth`, counted from 0."""

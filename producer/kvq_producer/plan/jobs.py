@@ -82,7 +82,7 @@ def _ask(
         if found and found[-1].tokens < shared[place]:
             found.append(found[-1])
         else:
-            found.append(lookup(group, batch.ids(prompt), batch.custom_ids[prompt]))
+            found.append(lookup(group, batch.ids(prompt), batch.custom_ids(prompt)))
     return found
 
 
@@ -143,10 +143,10 @@ class _Drafts:
         return _Way(anchor, _with_branch_point(above.keep, branch.tokens, anchor.tokens))
 
     def _is_worth_a_job(self, tokens: int, branch: Branch) -> bool:
-        """Whether prefilling `tokens` up to `branch` once spares enough.
+        """Whether to prefill `tokens` up to `branch` once instead of once for each prompt below.
 
-        A whole block always does, and so one prefix job in a chain is always followed at once by
-        the next; a shorter piece, after a prompt that ends within a block, only for many prompts.
+        Always when they are a block. What is left of one, after a prompt that ends within it,
+        is worth a job of its own only where many share it.
         """
         count = self._pending[branch.high] - self._pending[branch.low]
         return count > 1 and tokens * count >= BLOCK
@@ -159,7 +159,7 @@ class _Drafts:
         if state.tokens and state.tokens >= way.anchor.tokens:
             way = _Way(_Anchor(state.tokens), way.keep)
         draft = self._draft(JobKind.PROMPT, prompt, self.batch.lengths[prompt], way)
-        draft.serves = len(self.batch.custom_ids[prompt])
+        draft.serves = self.batch.count(prompt)
         draft.priority = self.batch.priorities[prompt]
         return draft
 
@@ -198,7 +198,7 @@ def _totals(
 ) -> Totals:
     prompts = tokens = unique = new = blocks = new_blocks = already = 0
     for prompt, common, state in zip(order, shared, stored, strict=True):
-        length, count = batch.lengths[prompt], len(batch.custom_ids[prompt])
+        length, count = batch.lengths[prompt], batch.count(prompt)
         prompts += count
         tokens += count * length
         unique += length - common

@@ -97,7 +97,7 @@ def make_plan(
                     key=batch.keys[one],
                     group=group,
                     tokens=batch.lengths[one],
-                    custom_ids=batch.custom_ids[one],
+                    custom_ids=batch.custom_ids(one),
                 )
                 for one in sorted(complete)
             )
@@ -119,7 +119,7 @@ def _planned(batch: Batch, draft: Draft) -> PlannedJob:
         prefill_tokens=draft.prefill_tokens,
         parent=None if draft.parent is None else draft.parent.place,
         keep=draft.keep,
-        custom_ids=batch.custom_ids[draft.prompt] if is_prompt else (),
+        custom_ids=batch.custom_ids(draft.prompt) if is_prompt else (),
         serves=draft.serves,
         critical_tokens=draft.critical_tokens,
         priority=draft.priority,
