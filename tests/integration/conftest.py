@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from servers import Server
+from workers import Fleet
 
 from kvq.queue.connection import PatientRedis
+from kvq.store.store import Store
 
 
 @pytest.fixture
@@ -20,3 +22,17 @@ def client(server: Server) -> Iterator[PatientRedis]:
     connection = server.client()
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, server: Server, store: Store) -> Iterator[Fleet]:
+    workers = Fleet(tmp_path, server, store)
+    yield workers
+    for worker in workers.workers:
+        if worker.alive:
+            worker.kill()
