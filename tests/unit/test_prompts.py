@@ -15,7 +15,7 @@ from kvq.store.names import check_name, valid_name
 from kvq_producer.prompts import Prompt, PromptFile, faults, open_prompts, read_prompts
 from kvq_producer.prompts.fields import FIELDS
 from kvq_producer.prompts.forms import PROMPT_KEYS
-from kvq_producer.prompts.lines import MAX_DEPTH
+from kvq_producer.prompts.lines import FOREIGN, MAX_DEPTH
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -579,8 +579,7 @@ class TestAnyInput:
         prompts = list(file)
         seen = {prompt.line for prompt in prompts} | {fault.line for fault in file.faults.kept}
         assert len(prompts) + file.faults.lines == len(seen)
-        magic = lines[0][:2] in (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b") if lines else False
-        if not magic:
+        if not b"\n".join(lines).startswith(tuple(FOREIGN)):
             content = b"\n".join(lines).removeprefix(b"\xef\xbb\xbf").split(b"\n")
             assert seen == {number for number, line in enumerate(content, 1) if line.strip()}
         for fault in file.faults.kept:

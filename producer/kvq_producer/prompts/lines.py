@@ -15,14 +15,15 @@ MAX_LINE = 16 << 20
 #: Levels of lists and objects inside each other.
 MAX_DEPTH = 100
 
-_BOM = b"\xef\xbb\xbf"
-_FOREIGN = {
+#: First bytes of files that are no UTF-8 text, and what to do about them.
+FOREIGN = {
     b"\xff\xfe": "is UTF-16: save the file as UTF-8",
     b"\xfe\xff": "is UTF-16: save the file as UTF-8",
     b"\x1f\x8b": "is compressed: unpack the file first (gzip -d)",
     b"PK\x03\x04": "is compressed: unpack the file first",
     b"\x28\xb5\x2f\xfd": "is compressed: unpack the file first (zstd -d)",
 }
+_BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -39,7 +40,7 @@ def read_lines(
         while line := stream.readline(max_line + 2):
             number += 1
             if number == 1:
-                for magic, reason in _FOREIGN.items():
+                for magic, reason in FOREIGN.items():
                     if line.startswith(magic):
                         yield 1, UsageError(f"this {reason}")
                         return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kvq.errors import UsageError
+from kvq.errors import MissingExtra, UsageError
 from kvq.model.boundary import common_ids, follow_ups
 from kvq.model.messages import Message, check_messages, check_tools
 from kvq.model.template import dated_kwargs, render
@@ -102,7 +102,10 @@ def stable_chat_boundary(
 def encode_chat_prefixes(
     tokenizer: Tokenizer, chats: Sequence[Chat], *, now: datetime | None = None
 ) -> list[TokenIds | UsageError]:
-    """`encode_chat_prefix` of each chat, in order, or the error in its place; uses all cores."""
+    """`encode_chat_prefix` of each chat, in order, or the error in its place; uses all cores.
+
+    Raises MissingExtra, which no chat is to blame for.
+    """
     now = now or datetime.now()
     errors: list[UsageError | None] = []
     texts: list[list[str]] = []
@@ -110,6 +113,8 @@ def encode_chat_prefixes(
         try:
             texts.append(_follow_ups(tokenizer, chat, now))
             errors.append(None)
+        except MissingExtra:
+            raise
         except UsageError as error:
             errors.append(error)
     ids = iter(common_ids(tokenizer, texts))

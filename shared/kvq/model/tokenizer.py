@@ -71,16 +71,24 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenIds]:
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = False
 ) -> list[TokenIds]:
-    """Token ids (uint32) of each of `texts`, adding no special tokens unless told to."""
+    """Token ids (uint32) of each of `texts`, adding no special tokens unless told to.
+
+    Raises UsageError when one of them has no tokens.
+    """
     check_text(*texts)
-    if (backend := fast_backend(tokenizer)) is not None:
-        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [np.array(one.ids, dtype=np.uint32) for one in encodings]
+    backend = fast_backend(tokenizer)
     one_by_one = plain(tokenizer)
-    return [
-        np.array(one_by_one.encode(text, add_special_tokens=add_special_tokens), dtype=np.uint32)
-        for text in texts
-    ]
+    try:
+        if backend is not None:
+            found = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return [np.array(one.ids, dtype=np.uint32) for one in found]
+        return [
+            np.array(one_by_one.encode(one, add_special_tokens=add_special_tokens), dtype=np.uint32)
+            for one in texts
+        ]
+    # The libraries raise bare exceptions, such as for a character that no token stands for.
+    except Exception as error:
+        raise UsageError(f"the model's tokenizer fails on this text: {error}") from error
 
 
 def fast_backend(tokenizer: Tokenizer) -> Any | None:
