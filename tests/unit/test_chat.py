@@ -204,6 +204,22 @@ class TestText:
             == encode_messages(inner, [QUESTION]).tolist()
         )
 
+    def test_ids_are_those_of_mlx_lm(self, tmp_path: Path) -> None:
+        utils = pytest.importorskip("mlx_lm.tokenizer_utils")
+        wrapper = utils.load(tinytext.save_model(tmp_path, tinytext.sentencepiece(THINKING)))
+        inner = load_tokenizer(tmp_path)
+        assert type(wrapper) is not type(inner)
+        for text in ("Hello world", "<bos>Hello world", ""):
+            # How mlx_lm.stream_generate encodes a prompt that is a string.
+            special = wrapper.bos_token is None or not text.startswith(wrapper.bos_token)
+            expected = wrapper.encode(text, add_special_tokens=special)
+            assert encode_text(wrapper, text).tolist() == expected
+            assert encode_text(inner, text).tolist() == expected
+        assert (
+            encode_messages(wrapper, [QUESTION]).tolist()
+            == encode_messages(inner, [QUESTION]).tolist()
+        )
+
 
 class TestLoading:
     def test_a_saved_tokenizer_comes_back(self, tmp_path: Path) -> None:
