@@ -34,17 +34,34 @@ class Landing:
         self._views: list[list[npt.NDArray[Any]]] | None = None
 
     def open_views(self) -> None:
-        """Prepare for `put_host`, on the thread that runs MLX."""
+        """Prepare for `slabs` and `put_host`, on the thread that runs MLX.
+
+        While views are open, `put` would copy whole arrays: use one or the other.
+        """
         self._views = [[np.array(one, copy=False) for one in side] for side in self._arrays]
+
+    def slabs(self, side: int, start: int, count: int) -> list[memoryview] | None:
+        """Where the rows of `count` tokens from `start` on go, as bytes: a view a leaf and head.
+
+        In the order of the rows in a file. None when they do not all go to one place.
+        """
+        places = list(self._places(start, count))
+        if len(places) != 1 or places[0][2] - places[0][1] != count:
+            return None
+        at = places[0][0]
+        return [
+            head[at : at + count].reshape(-1).view(np.uint8).data
+            for view in self._opened(side)
+            for head in view[0]
+        ]
 
     def put_host(self, side: int, start: int, rows: npt.NDArray[Any]) -> None:
         """Copy host rows (unsigned words, [layers, heads, n, dim]) of the tokens from `start` on.
 
         Touches no MLX object, so any thread may call it.
         """
-        assert self._views is not None
         for at, low, high in self._places(start, rows.shape[2]):
-            for index, view in enumerate(self._views[side]):
+            for index, view in enumerate(self._opened(side)):
                 view[0, :, at : at + high - low] = rows[index, :, low:high]
 
     def put(self, side: int, start: int, rows: mx.array) -> None:
@@ -67,6 +84,10 @@ class Landing:
             )
             yield leaf, Rows(keys, values)
         self._arrays = [[], []]
+
+    def _opened(self, side: int) -> list[npt.NDArray[Any]]:
+        assert self._views is not None
+        return self._views[side]
 
     def _places(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
         """(row in the landing, first, last row of what came) for tokens [start, start + count)."""

@@ -8,7 +8,6 @@ unevaluated, and nothing of a file whose digest does not hold is ever used.
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +27,7 @@ from kvq.cache.landing import Landing
 from kvq.cache.leaves import leaf_caches
 from kvq.codec import LayerCoding
 from kvq.errors import DamagedFile, UnsupportedModel
-from kvq.store.blockfile import Header, read_data
+from kvq.store.blockfile import Header, read_data, read_into
 from kvq.store.match import Match
 from kvq.store.restorable import Part, RestorePlan
 from kvq.store.space import Leaf, Space
@@ -88,6 +87,8 @@ def _restore(plan: RestorePlan, space: Space | None, model: Any, threads: int) -
                 adapter = adapter_of(leaves[index])
                 assert adapter is not None
                 adapter.fill(leaves[index], rows, plan.tokens)
+                if plan.logits is not None:  # the last token was fed alone, to have its logits
+                    adapter.turn(leaves[index])
     if plan.state is not None:
         _fill_states(plan.state, leaves)
     mx.eval([cache.state for cache in leaves])
@@ -96,21 +97,18 @@ def _restore(plan: RestorePlan, space: Space | None, model: Any, threads: int) -
 
 def _fill(landings: list[Landing], parts: Sequence[Part], threads: int) -> None:
     """Read every part and put its rows into the landings."""
-    for landing in landings:
-        landing.open_views()
+    lossy = _is_lossy(parts[0].header)
+    if not lossy:
+        for landing in landings:
+            landing.open_views()
     groups = [landing.group for landing in landings]
-    scratch = threading.local()
 
     def read(part: Part) -> Bytes | None:
         _check_groups(part.header, groups)
-        lossy = _is_lossy(part.header)
         if lossy:
-            data = read_data(part.header)
-        else:
-            data = read_data(part.header, getattr(scratch, "buffer", None))
-            scratch.buffer = data.base if data.base is not None else data
-            _put_raw(landings, part, data)
-        return data if lossy else None
+            return read_data(part.header)
+        _read_raw(landings, part)
+        return None
 
     with ThreadPoolExecutor(threads, thread_name_prefix="kvq-read") as pool:
         for part, data in _in_order(pool, read, parts, ahead=2 * threads):
@@ -138,14 +136,26 @@ def _in_order(
             future.cancel()
 
 
-def _put_raw(landings: list[Landing], part: Part, data: Bytes) -> None:
+def _read_raw(landings: list[Landing], part: Part) -> None:
+    """Read a file straight to where its rows go, or through a buffer where only some are wanted."""
+    header = part.header
+    low, count = part.low - header.meta.low, part.high - part.low
+    views: list[memoryview] = []
+    copies: list[tuple[Landing, int, Bytes]] = []
     for number, landing in enumerate(landings):
-        for index, (side, _) in enumerate(landing.group.sides()):
-            info = part.header.tensors[tensor_name(number, side, "")]
-            words = _WORDS[from_safetensors(info.dtype).size]
-            rows = data[info.start : info.end].view(words).reshape(info.shape)
-            low = part.low - part.header.meta.low
-            landing.put_host(index, part.start, rows[:, :, low : low + part.high - part.low])
+        for side, (name, _) in enumerate(landing.group.sides()):
+            info = header.tensors[tensor_name(number, name, "")]
+            whole = low == 0 and info.shape[2] == count
+            slabs = landing.slabs(side, part.start, count) if whole else None
+            if slabs is None:
+                buffer = np.empty(info.end - info.start, np.uint8)
+                slabs = [buffer.data]
+                words = buffer.view(_WORDS[from_safetensors(info.dtype).size])
+                copies.append((landing, side, words.reshape(info.shape)))
+            views.extend(slabs)
+    read_into(header, views)
+    for landing, side, rows in copies:
+        landing.put_host(side, part.start, rows[:, :, low : low + count])
 
 
 def _put_decoded(landings: list[Landing], part: Part, data: Bytes) -> None:

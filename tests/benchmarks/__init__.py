@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks NAME` from tests/; figures in README.md beside this file."""
