@@ -45,6 +45,9 @@ class Adapter(Protocol):
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         """Make an empty cache hold `rows`, the newest of `tokens` tokens."""
 
+    def turn(self, cache: Any) -> None:
+        """Order a filled cache's rows as they lie after a token that was fed alone."""
+
     def spare(self, cache: Any) -> int:
         """How many newest tokens can be cut off with all rows that are then needed at hand."""
 
@@ -72,6 +75,9 @@ class Full:
 
     def fill(self, cache: Any, rows: Rows, tokens: int) -> None:
         cache.keys, cache.values, cache.offset = rows.keys, rows.values, tokens
+
+    def turn(self, cache: Any) -> None:
+        pass
 
     def spare(self, cache: Any) -> int:
         return int(cache.offset)
@@ -141,6 +147,13 @@ class Rotating:
         cache.keys, cache.values = rows
         cache.offset, cache._idx = tokens, rows.keys.shape[2]
 
+    def turn(self, cache: Any) -> None:
+        # Fed alone, a token overwrites the oldest row. A sum over the rows in another order rounds
+        # otherwise, so without this the next token's logits would differ in their last bits.
+        if cache.offset > cache.max_size:
+            cache.keys, cache.values = self._turned(cache, cache.keys, cache.values)
+            cache._idx = cache.keep + 1
+
     def spare(self, cache: Any) -> int:
         held = self.held(cache)
         if held == cache.offset:
@@ -151,6 +164,13 @@ class Rotating:
         keys, values = self._ordered(cache, cache.keys), self._ordered(cache, cache.values)
         left = keys.shape[2] - count
         self.fill(cache, Rows(keys[..., :left, :], values[..., :left, :]), cache.offset - count)
+
+    def _turned(self, cache: Any, *buffers: mx.array) -> list[mx.array]:
+        keep = cache.keep
+        return [
+            mx.concatenate([one[..., :keep, :], one[..., -1:, :], one[..., keep:-1, :]], axis=2)
+            for one in buffers
+        ]
 
     def _ordered(self, cache: Any, buffer: mx.array) -> mx.array:
         ordered: mx.array = cache._temporal_order(buffer)
@@ -181,6 +201,9 @@ class Chunked:
         cache.keys, cache.values = rows
         cache.offset, cache.start_position = tokens, tokens - rows.keys.shape[2]
 
+    def turn(self, cache: Any) -> None:
+        pass
+
     def spare(self, cache: Any) -> int:
         held = self.held(cache)
         return held if cache.start_position == 0 else max(0, held - cache.chunk_size)
@@ -209,6 +232,10 @@ class LiveRotating(Rotating):
         sides = (mx.quantize(side, **how) for side in rows)
         for lane, keys, values in zip(cache.lanes, *sides, strict=True):
             super().fill(lane, Rows(keys, values), tokens)
+
+    def turn(self, cache: Any) -> None:
+        for lane in cache.lanes:
+            super().turn(lane)
 
     def cut(self, cache: Any, count: int) -> None:
         for lane in cache.lanes:
