@@ -89,8 +89,6 @@ def _restore(plan: RestorePlan, space: Space | None, model: Any, threads: int) -
                 adapter.fill(leaves[index], rows, plan.tokens)
                 if plan.logits is not None:  # the last token was fed alone, to have its logits
                     adapter.turn(leaves[index])
-                if plan.logits is not None:  # the last token was fed alone, to have its logits
-                    adapter.turn(leaves[index])
     if plan.state is not None:
         _fill_states(plan.state, leaves)
     mx.eval([cache.state for cache in leaves])
