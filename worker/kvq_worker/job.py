@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from redis.exceptions import ResponseError
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -49,6 +50,13 @@ class KvqJob(Job):  # type: ignore[misc]
 
     def send_webhooks(self, status: Any, *, exc_string: str | None = None) -> None:
         """Nothing: a job does not make this machine call anybody."""
+
+    def refresh(self) -> None:
+        """Read the hash anew. Raises NoSuchJobError also where there is something else."""
+        try:
+            super().refresh()
+        except ResponseError as error:
+            raise NoSuchJobError(f"{self.id} is not a job: {error}") from error
 
     def restore(self, raw_data: Any) -> None:
         """Take over what is sound of the hash. Raises NoSuchJobError when it holds no job."""

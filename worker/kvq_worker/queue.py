@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 from rq.queue import Queue
 
 from kvq.queue import keys
 from kvq_worker.scripts import RELEASE
+
+log = logging.getLogger("rq.worker")
+
+JOB_ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")
 
 
 class KvqQueue(Queue):  # type: ignore[misc]
@@ -16,6 +22,27 @@ class KvqQueue(Queue):  # type: ignore[misc]
     Here a script does that once the parent is over. Should the worker die in between, maintenance
     finds them.
     """
+
+    @classmethod
+    def lmove(cls, connection: Any, queue_key: str, timeout: int | None) -> Any:
+        """Pop the next id, leaving out what is no job's id; see RQ for the rest."""
+        while True:
+            found = super().lmove(connection, queue_key, timeout)
+            if found is None or JOB_ID.fullmatch(found[1]):
+                return found
+            log.error("left out %r in the queue, which is no job's id", found[1][:80])
+            connection.lrem(f"{queue_key}:intermediate", 1, found[1])
+
+    @classmethod
+    def _fetch_dequeued_job(
+        cls, connection: Any, queue_key: str, job_id: str, **options: Any
+    ) -> tuple[Any, Any] | None:
+        found: tuple[Any, Any] | None
+        found = super()._fetch_dequeued_job(connection, queue_key, job_id, **options)
+        if found is None:
+            # RQ leaves the id of a job that is gone in the list of popped ones.
+            connection.lrem(f"{queue_key}:intermediate", 1, job_id)
+        return found
 
     def move_dependents_to_ready(self, job: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]]:
         """Nothing yet: the job's end is not in Redis at this time."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
+from redis.exceptions import ResponseError
 from rq import worker_registration
 from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
 
@@ -19,6 +21,7 @@ _LOCK_SECONDS = 15
 #: Seconds that a job may be popped without being started.
 _POPPED_SECONDS = 5
 _STRETCH = 2000
+_EXECUTION = re.compile(rb"[A-Za-z0-9_-]+:[A-Za-z0-9]+")
 
 
 class Recovery:
@@ -38,10 +41,12 @@ class Recovery:
         if not self._connection.set(lock, self._worker.name, nx=True, ex=_LOCK_SECONDS):
             return
         try:
-            self._clean_registries()
-            worker_registration.clean_worker_registry(self._queue)
-            self._recover_popped()
-            self._release_waiting()
+            for task in (self._clean_registries, self._recover_popped, self._release_waiting):
+                try:
+                    task()
+                except (ResponseError, ValueError, KeyError):
+                    # Somebody's rubbish in one place must not keep the rest from being recovered.
+                    log.exception("a part of the maintenance failed")
         finally:
             self._connection.delete(lock)
 
@@ -49,6 +54,8 @@ class Recovery:
         # The server's clock, which the beats go by too: the machines' may differ by more than
         # a lease.
         now = self._connection.time()[0]
+        self._drop_malformed(now)
+        worker_registration.clean_worker_registry(self._queue)
         for kind in (StartedJobRegistry, FinishedJobRegistry, FailedJobRegistry):
             kind(
                 self._queue.name,
@@ -56,6 +63,12 @@ class Recovery:
                 job_class=self._worker.job_class,
                 serializer=self._queue.serializer,
             ).cleanup(now)
+
+    def _drop_malformed(self, now: int) -> None:
+        wip = keys.registry("wip", self._queue.name)
+        expired = self._connection.zrangebyscore(wip, 0, now)
+        if bad := [one for one in expired if not _EXECUTION.fullmatch(one)]:
+            self._connection.zrem(wip, *bad)
 
     def _recover_popped(self) -> None:
         name = self._queue.name

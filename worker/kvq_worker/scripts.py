@@ -53,7 +53,17 @@ end
 return 1
 """
 
-_RELEASE = """
+_STATUS_OF = """
+-- Status of a job; nothing for a key that holds something else, which anybody may have put there.
+local function status_of(key)
+  local status = redis.pcall('HGET', key, 'status')
+  return type(status) == 'string' and status or false
+end
+"""
+
+_RELEASE = (
+    _STATUS_OF
+    + """
 local PENDING = {queued=true, started=true, deferred=true, scheduled=true,
                  ready_to_enqueue=true, created=true}
 
@@ -62,14 +72,14 @@ local function release(jobs, queue, deferred, ids)
   local free, gone = {}, {}
   for _, id in ipairs(ids) do
     local key, waits = jobs .. id, jobs .. ':' .. id .. ':dependencies'
-    local status = redis.call('HGET', key, 'status')
+    local status = status_of(key)
     if status ~= 'deferred' then
       redis.call('ZREM', deferred, id)
       gone[#gone + 1] = id
     else
       local unmet = false
       for _, parent in ipairs(redis.call('SMEMBERS', waits)) do
-        local state = redis.call('HGET', jobs .. parent, 'status')
+        local state = status_of(jobs .. parent)
         unmet = unmet or (state and PENDING[state])
       end
       if not unmet then
@@ -89,6 +99,7 @@ local function release(jobs, queue, deferred, ids)
   return gone, #free
 end
 """
+)
 
 #: Lets the jobs go that waited for one that is over.
 #:
@@ -124,7 +135,9 @@ return {#ids < count and 0 or from + count - #gone, free}
 #: KEYS  queue, intermediate, wip, hash of when each was first seen popped
 #: ARGV  job prefix, how long (s) a job may be popped without being started
 #: Returns how many went back, before all others.
-RECOVER_POPPED = """
+RECOVER_POPPED = (
+    _STATUS_OF
+    + """
 local ids = redis.call('LRANGE', KEYS[2], 0, -1)
 local back, running, there = 0, {}, {}
 local now = tonumber(redis.call('TIME')[1])
@@ -135,7 +148,7 @@ if #ids > 0 then
 end
 for _, id in ipairs(ids) do
   there[id] = true
-  local status = redis.call('HGET', ARGV[1] .. id, 'status')
+  local status = status_of(ARGV[1] .. id)
   if running[id] then
     -- Its worker takes it off this list as soon as it starts it.
   elseif status ~= 'queued' then
@@ -158,3 +171,4 @@ for _, id in ipairs(redis.call('HKEYS', KEYS[4])) do
 end
 return back
 """
+)
