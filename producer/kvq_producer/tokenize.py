@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from kvq.errors import MissingExtra, ModelError, UsageError
 from kvq.model.chat import (
     Chat,
+    ChatPrefix,
     dated_kwargs,
     encode_chat_prefixes,
     encode_texts,
@@ -22,6 +23,9 @@ from kvq.model.chat import (
 from kvq.model.folder import read_facts, resolve
 from kvq.store.keys import TokenIds
 from kvq_producer.prompts import Faults, Prompt
+
+Input = TypeVar("Input")
+Output = TypeVar("Output")
 
 # Enough texts at once to keep all cores busy, few enough to hold.
 _BATCH_PROMPTS = 512
@@ -32,13 +36,15 @@ _BATCH_CHARACTERS = 8 << 20
 class TokenizedPrompt:
     """A prompt with its model and token ids (uint32, at least one).
 
-    The ids of a chat end at its stable boundary. `chat_template_kwargs` are those that give the
+    The ids of a chat end at its stable boundary; `keep` are positions (tokens) before the end
+    where a cache of it must also be restorable. `chat_template_kwargs` are those that give the
     same ids on any later day: the caller's, and `date` if the template writes one.
     """
 
     prompt: Prompt
     model: str
     ids: TokenIds
+    keep: tuple[int, ...] = ()
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -115,20 +121,26 @@ class _Model:
         texts = iter(self._texts([p.text for p in prompts if p.text is not None]))
         chats = iter(self._chats([p for p in prompts if p.messages is not None], now))
         for prompt in prompts:
+            keep: tuple[int, ...] = ()
             kwargs = None
             if prompt.token_ids is not None:
                 ids: TokenIds | UsageError = np.array(prompt.token_ids, dtype=np.uint32)
             elif prompt.text is not None:
                 ids = next(texts)
             else:
-                ids, kwargs = next(chats)
+                chat, kwargs = next(chats)
+                if isinstance(chat, ChatPrefix):
+                    ids = chat.ids
+                    keep = (chat.stable,) if 0 < chat.stable < len(ids) else ()
+                else:
+                    ids = chat
             if isinstance(ids, UsageError):
                 yield str(ids)
             elif (reason := self._unusable(ids)) is not None:
                 yield reason
             else:
                 yield TokenizedPrompt(
-                    prompt=prompt, model=self.name, ids=ids, chat_template_kwargs=kwargs
+                    prompt=prompt, model=self.name, ids=ids, keep=keep, chat_template_kwargs=kwargs
                 )
 
     def _texts(self, texts: Sequence[str]) -> list[TokenIds | UsageError]:
@@ -136,7 +148,7 @@ class _Model:
 
     def _chats(
         self, prompts: Sequence[Prompt], now: datetime
-    ) -> list[tuple[TokenIds | UsageError, dict[str, Any] | None]]:
+    ) -> list[tuple[ChatPrefix | UsageError, dict[str, Any] | None]]:
         if not prompts:
             return []
         kwargs = [
@@ -144,11 +156,7 @@ class _Model:
             for prompt in prompts
         ]
         chats = [
-            Chat(
-                messages=prompt.messages or [],
-                tools=prompt.tools,
-                chat_template_kwargs=some,
-            )
+            Chat(messages=prompt.messages or [], tools=prompt.tools, chat_template_kwargs=some)
             for prompt, some in zip(prompts, kwargs, strict=True)
         ]
         found = _all_or_each(
@@ -197,8 +205,8 @@ def _by_model(
 
 
 def _all_or_each(
-    encode: Callable[[Sequence[Any]], Sequence[TokenIds | UsageError]], inputs: Sequence[Any]
-) -> list[TokenIds | UsageError]:
+    encode: Callable[[Sequence[Input]], Sequence[Output | UsageError]], inputs: Sequence[Input]
+) -> list[Output | UsageError]:
     if not inputs:
         return []
     try:

@@ -460,6 +460,25 @@ class TestBoundary:
         assert stable_chat_boundary(tokenizer, [SYSTEM, QUESTION]) == len(stored)
         assert len(stored) < len(encode_messages(tokenizer, [SYSTEM, QUESTION]))
 
+    def test_a_template_that_moves_the_chat_keeps_what_the_answer_needs(self) -> None:
+        # The system's text goes into the last question, wherever that is.
+        template = """
+{%- for m in messages %}{% if m.role != 'system' %}
+{{- '<|im_start|>' + m.role + '\n' }}
+{%- if loop.last and m.role == 'user' %}{{ messages[0].content }}{% endif %}
+{{- m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+        tokenizer = tinytext.byte_level(template)
+        system = {"role": "system", "content": "You are a helpful assistant. " * 5}
+        (found,) = encode_chat_prefixes(tokenizer, [Chat(messages=[system, QUESTION])])
+        assert not isinstance(found, UsageError)
+        assert text_of(tokenizer, found.ids).endswith("of France?<|im_end|>\n")
+        assert begins(found.ids, encode_messages(tokenizer, [system, QUESTION]))
+        answered = encode_messages(tokenizer, [system, QUESTION, ANSWER])
+        assert common_prefix(found.ids, answered) >= found.stable
+        assert text_of(tokenizer, found.ids[: found.stable]) == "<|im_start|>user\n"
+        assert stable_chat_boundary(tokenizer, [system, QUESTION]) == found.stable
+
     def test_many_chats_give_ids_or_errors_in_order(self) -> None:
         tokenizer = tinytext.byte_level(TRIMMING)
         chats = [
@@ -474,7 +493,8 @@ class TestBoundary:
         assert "messages is empty" in str(third)
         for found, chat in ((first, chats[0]), (fourth, chats[3])):
             assert not isinstance(found, UsageError)
-            assert found.tolist() == encode_chat_prefix(tokenizer, chat.messages).tolist()
+            assert found.stable == len(found.ids)
+            assert found.ids.tolist() == encode_chat_prefix(tokenizer, chat.messages).tolist()
         assert encode_chat_prefixes(tokenizer, []) == []
 
     @settings(deadline=None)
@@ -496,7 +516,11 @@ class TestBoundary:
                 for text in texts
             ]
             expected = reduce(lambda a, b: a[: common_prefix(a, b)], whole)
-            assert boundary.common_ids(tokenizer, [texts])[0].tolist() == expected.tolist()
+            chat = boundary.Renderings(now=texts[:1], later=texts[1:])
+            (found,) = boundary.chat_prefixes(tokenizer, [chat])
+            assert found.stable == len(expected)
+            assert found.ids[: found.stable].tolist() == expected.tolist()
+            assert begins(found.ids, whole[0])
 
     def test_a_token_that_could_grow_is_no_place_to_cut(self) -> None:
         from tokenizers import AddedToken
@@ -508,7 +532,8 @@ class TestBoundary:
         texts = ["a<|im_end|>\na", "a<|im_end|>\nx"]
         whole = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         assert whole[0][1] != whole[1][1]
-        assert boundary.common_ids(tokenizer, [texts])[0].tolist() == whole[0][:1]
+        chat = boundary.Renderings(now=texts, later=[])
+        assert boundary.chat_prefixes(tokenizer, [chat])[0].ids.tolist() == whole[0][:1]
 
 
 class TestMessages:

@@ -74,6 +74,14 @@ class TestIds:
         again = encode_messages(load_tokenizer(model), [USER], None, one.chat_template_kwargs)
         assert again[: len(one.ids)].tolist() == one.ids.tolist()
 
+    def test_where_a_chat_must_be_restorable_too(self, model: str) -> None:
+        moving = "{% for m in messages %}{{ m.role }}{% if loop.last %}{{ ' x' * 40 }}{% endif %}"
+        moving += "{{ m.content }}{% endfor %}"
+        kwargs = {"chat_template": moving}
+        found, _ = run(model, {"messages": [USER], "chat_template_kwargs": kwargs}, [USER])
+        assert [len(one.keep) for one in found] == [1, 0]
+        assert 0 < found[0].keep[0] < 10 < 40 < len(found[0].ids)
+
     def test_one_moment_for_all_chats(self, model: str) -> None:
         found, _ = run(model, *[[USER]] * 3)
         assert len({json.dumps(one.chat_template_kwargs) for one in found}) == 1

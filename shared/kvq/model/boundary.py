@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -21,13 +22,36 @@ from kvq.store.keys import TokenIds, common_prefix
 #: Renders (messages, add_generation_prompt); raises TemplateError.
 Render = Callable[[Sequence[Message], bool], str]
 
+# Tokens that the stored part may lose for the sake of what follows later: a header's, or a joint's.
+_SLACK = 16
 # Beginnings that tokenizers join differently with what stands before them.
-_BEGINNINGS = ("a", "\n0", " a", "0", "(")
+_BEGINNINGS = ("a", "\n0", " a", "0", "(", "")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _ANSWER_ROLES = frozenset({"assistant", "model"})
 
 
-def follow_ups(messages: Sequence[Message], render: Render) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Renderings:
+    """A chat with what can follow it: `now` what is asked for at once, `later` all else."""
+
+    now: Sequence[str]
+    later: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChatPrefix:
+    """The token ids (uint32) to store of a chat; the first `stable` hold whatever follows.
+
+    That is all of them, unless the template moves much of the chat as soon as there is an answer,
+    as those do that write the system's text into the last question. Then the rest holds only for
+    the answer itself.
+    """
+
+    ids: TokenIds
+    stable: int
+
+
+def follow_ups(messages: Sequence[Message], render: Render) -> Renderings:
     """Renderings of `messages` with what can follow them; those that a template refuses left out.
 
     After a message of a user or a tool comes a generation prompt, an answer, or one more of the
@@ -35,16 +59,16 @@ def follow_ups(messages: Sequence[Message], render: Render) -> list[str]:
     the user. Raises TemplateError when the template refuses the messages themselves.
     """
     role = messages[-1]["role"]
-    texts: list[str] = []
-    if role not in _SYSTEM_ROLES | _ANSWER_ROLES:
-        texts.append(render(messages, True))
+    open_end = role not in _SYSTEM_ROLES | _ANSWER_ROLES
+    now = [render(messages, True)] if open_end else []
+    later: list[str] = []
     refusal: TemplateError | None = None
     for message in _next_messages(messages[-1]):
         try:
-            texts.append(render([*messages, message], False))
+            later.append(render([*messages, message], False))
         except TemplateError as error:
             refusal = refusal or error
-    if not texts:
+    if not now and not later:
         assert refusal is not None
         raise refusal
     if role not in _SYSTEM_ROLES:
@@ -54,22 +78,30 @@ def follow_ups(messages: Sequence[Message], render: Render) -> list[str]:
             bare = render(messages, False)
         except TemplateError:
             bare = None
-        if bare is not None and all(text.startswith(bare) for text in texts):
-            texts.append(bare)
-    return list(dict.fromkeys(texts))
+        if bare is not None and all(text.startswith(bare) for text in now or later):
+            (now if open_end else later).append(bare)
+    if not open_end:
+        now, later = later, []
+    return Renderings(now=list(dict.fromkeys(now)), later=list(dict.fromkeys(later)))
 
 
-def common_ids(tokenizer: Tokenizer, chats: Sequence[Sequence[str]]) -> list[TokenIds]:
-    """For each list of texts the token ids that all of them begin with; uses all cores."""
-    for texts in chats:
-        check_text(*texts)
-    cuts = list(_cuts(tokenizer, chats))
-    tails = [text[cut.start :] for texts, cut in zip(chats, cuts, strict=True) for text in texts]
+def chat_prefixes(tokenizer: Tokenizer, chats: Sequence[Renderings]) -> list[ChatPrefix]:
+    """What to store of each chat; uses all cores. Raises UsageError for text without tokens."""
+    texts = [[*chat.now, *chat.later] for chat in chats]
+    for some in texts:
+        check_text(*some)
+    cuts = list(_cuts(tokenizer, texts))
+    tails = [text[cut.start :] for some, cut in zip(texts, cuts, strict=True) for text in some]
     ids = iter(encode(tokenizer, tails))
-    return [
-        np.concatenate([cut.ids, reduce(_common, [next(ids) for _ in texts])])
-        for texts, cut in zip(chats, cuts, strict=True)
-    ]
+    found = []
+    for chat, cut in zip(chats, cuts, strict=True):
+        near = reduce(_common, [next(ids) for _ in chat.now])
+        stable = reduce(_common, [next(ids) for _ in chat.later], near)
+        kept = near if len(near) - len(stable) > _SLACK else stable
+        found.append(
+            ChatPrefix(ids=np.concatenate([cut.ids, kept]), stable=len(cut.ids) + len(stable))
+        )
+    return found
 
 
 def _next_messages(last: Message) -> Iterator[Message]:

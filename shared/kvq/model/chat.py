@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from kvq.errors import MissingExtra, UsageError
-from kvq.model.boundary import common_ids, follow_ups
+from kvq.model.boundary import ChatPrefix, Renderings, chat_prefixes, follow_ups
 from kvq.model.messages import Message, check_messages, check_tools
 from kvq.model.template import dated_kwargs, render
 from kvq.model.tokenizer import Tokenizer, encode, encode_text, encode_texts, load_tokenizer
@@ -16,6 +16,7 @@ from kvq.store.keys import TokenIds
 
 __all__ = [
     "Chat",
+    "ChatPrefix",
     "dated_kwargs",
     "encode_chat_prefix",
     "encode_chat_prefixes",
@@ -72,7 +73,7 @@ def encode_chat_prefix(
     *,
     now: datetime | None = None,
 ) -> TokenIds:
-    """Token ids (uint32) of a chat up to its stable boundary: what kvq stores of it.
+    """Token ids (uint32) of a chat up to its stable boundary.
 
     They begin `encode_messages` of the same messages, and of these messages with the one that
     follows, whatever it says: after a user an answer or more from the user, after a call a tool's
@@ -84,7 +85,7 @@ def encode_chat_prefix(
     found = encode_chat_prefixes(tokenizer, [chat], now=now)[0]
     if isinstance(found, UsageError):
         raise found
-    return found
+    return found.ids[: found.stable]
 
 
 def stable_chat_boundary(
@@ -101,27 +102,27 @@ def stable_chat_boundary(
 
 def encode_chat_prefixes(
     tokenizer: Tokenizer, chats: Sequence[Chat], *, now: datetime | None = None
-) -> list[TokenIds | UsageError]:
-    """`encode_chat_prefix` of each chat, in order, or the error in its place; uses all cores.
+) -> list[ChatPrefix | UsageError]:
+    """What to store of each chat, in order, or the error in its place; uses all cores.
 
     Raises MissingExtra, which no chat is to blame for.
     """
     now = now or datetime.now()
     errors: list[UsageError | None] = []
-    texts: list[list[str]] = []
+    rendered: list[Renderings] = []
     for chat in chats:
         try:
-            texts.append(_follow_ups(tokenizer, chat, now))
+            rendered.append(_follow_ups(tokenizer, chat, now))
             errors.append(None)
         except MissingExtra:
             raise
         except UsageError as error:
             errors.append(error)
-    ids = iter(common_ids(tokenizer, texts))
-    return [next(ids) if error is None else error for error in errors]
+    found = iter(chat_prefixes(tokenizer, rendered))
+    return [next(found) if error is None else error for error in errors]
 
 
-def _follow_ups(tokenizer: Tokenizer, chat: Chat, now: datetime) -> list[str]:
+def _follow_ups(tokenizer: Tokenizer, chat: Chat, now: datetime) -> Renderings:
     tools = check_tools(chat.tools)
 
     def rendered(messages: Sequence[Message], add_generation_prompt: bool) -> str:
