@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from kvq.store.manifest import Manifest
 from kvq_producer.plan import Group, Plan, Stored, TokenizedPrompt, make_plan
 from kvq_producer.plan.draw import draw
-from kvq_producer.plan.estimate import disk_use, estimate
+from kvq_producer.plan.estimate import Keeping, disk_use, estimate, measured_rate
 from kvq_producer.plan.report import Report, sizes_json, sizes_table
 from kvq_producer.sizes import CacheShape, Rows
 
@@ -80,6 +81,36 @@ def test_logits_are_written_for_prompts_only(family):
     use = disk_use(family, ONE, WINDOWED, "q8")
     assert use.logits == 2 * 200
     assert use.total == use.kv + use.window + use.state + use.logits
+
+
+def test_more_can_be_kept_than_the_jobs_say(family):
+    every = Keeping(keep_every=100, positions={"a": (650,), "again": (999,), "other": (3,)})
+    # Besides the usual: 100 to 500 and 300 of these by the prefix; the prompts' own part begins
+    # at 512: 600, 800 and 900 by each, 650 and 999 by the first. 700 is kept anyway.
+    assert disk_use(family, ONE, RECURRENT, "q4", every).state == (8 + 5 + 3 + 3 + 2) * 5000
+    with make_plan([prompt("long", (0, 4000))]) as long:
+        everywhere = disk_use(long, ONE, WINDOWED, "raw", Keeping(all_windows=True))
+        assert everywhere.window == 4000 * 3 * 256
+
+
+def manifest(model: str, tokens: int, reused: int, seconds: float) -> Manifest:
+    return Manifest(
+        name="a", space="s", fingerprint="f", model=model, codec="q8", dtype="float16",
+        tokens=tokens, chain=(), kept=(tokens,), nbytes=1, created=0.0,
+        prefill_seconds=seconds, reused_tokens=reused,
+    )  # fmt: skip
+
+
+def test_the_rate_is_measured_by_the_caches_of_the_same_models():
+    found = [
+        manifest("/mnt/models/one", 1000, 0, 2.0),
+        manifest("org/one", 1000, 500, 1.0),
+        manifest("two", 9000, 0, 1.0),
+        manifest("one", 300, 300, 0.0),
+    ]
+    assert measured_rate(found, ["hub/one/"]) == 500.0
+    assert measured_rate(found, ["three"]) is None
+    assert measured_rate(found[3:], ["one"]) is None
 
 
 # Times
@@ -191,11 +222,12 @@ def test_sizes_of_models_as_table_and_facts():
         "state_bytes": 0,
         "caches": {"100": 100 * 1024, "1000": 1000 * 256 + 300 * 768},
     }
-    shown = text_of(sizes_table({"some/model": WINDOWED}, (1000,)))
-    assert [line.split()[:4] for line in shown.splitlines()[1:]] == [
-        ["some/model", "raw", "256", "B"],
-        ["some/model", "q8", "136", "B"],
-        ["some/model", "q4", "72", "B"],
+    shown = text_of(sizes_table(WINDOWED, (1000,)))
+    assert [line.split() for line in shown.splitlines()] == [
+        ["codec", "a", "token", "besides", "1,000", "tokens"],
+        ["raw", "256", "B", "230", "kB", "486", "kB"],
+        ["q8", "136", "B", "122", "kB", "258", "kB"],
+        ["q4", "72", "B", "64.8", "kB", "137", "kB"],
     ]
 
 
@@ -207,8 +239,8 @@ def test_the_tree_shows_what_jobs_add_and_how_many_share_it(family):
     assert [line.rstrip() for line in shown.splitlines()] == [
         "one q8: 3 prompts, 3,000 tokens, 1,488 to prefill",
         f"└── +512 tokens shared by 3 prompts one [24] {_TEXT[0, 0]}",
-        f"    ├── +488 tokens a and 1 equal one [24] {_TEXT[0, 512]}",
-        f"    └── +488 tokens b one [24] {_TEXT[0, 512]}",
+        f"    ├── +488 tokens a and 1 equal … one [24] {_TEXT[1, 0]}",
+        f"    └── +488 tokens b … one [24] {_TEXT[2, 0]}",
     ]
 
 

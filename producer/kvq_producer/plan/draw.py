@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
-from kvq.store.keys import TokenIds
+from kvq.store.keys import TokenIds, common_prefix
 from kvq_producer.plan.planner import Plan
 from kvq_producer.plan.values import Group, JobKind
 
@@ -19,6 +19,8 @@ Decode: TypeAlias = Callable[[Group, TokenIds], str]
 
 #: Tokens of a piece that are shown as its first words, and letters of them.
 _FIRST_TOKENS, _FIRST_LETTERS = 24, 48
+#: Tokens of a piece that are looked at to find where it differs from those beside it.
+_LOOK = 512
 
 
 def draw(
@@ -64,9 +66,10 @@ class _Drawing:
         """Draw the jobs at `places`, and what is below them, under `tree`."""
         jobs = self.plan.jobs
         places = sorted(places, key=lambda n: (-jobs[n].serves, -jobs[n].critical_tokens, n))
-        for place in places[: self.breadth]:
+        shown = places[: self.breadth]
+        for place, words in zip(shown, self._words(shown), strict=True):
             below = self.children.get(place, [])
-            branch = tree.add(_one_line(self._label(place)))
+            branch = tree.add(_one_line(self._label(place, words)))
             if below and level < self.depth:
                 self.add(branch, below, level + 1)
             elif below:
@@ -74,7 +77,7 @@ class _Drawing:
         if len(places) > self.breadth:
             tree.add(self._rest(places[self.breadth :]))
 
-    def _label(self, place: int) -> str:
+    def _label(self, place: int, words: str) -> str:
         job = self.plan.jobs[place]
         waiting = job.serves - len(job.custom_ids)
         what = f"+{job.prefill_tokens:,} tokens"
@@ -84,21 +87,34 @@ class _Drawing:
             what = f"[bold]{what}[/] [cyan]{self._names(job.custom_ids)}[/], then {waiting:,} more"
         else:
             what = f"{what} [cyan]{self._names(job.custom_ids)}[/]"
-        words = self._words(place)
         return f"{what} [dim]{escape(words)}[/]" if words else what
 
     def _names(self, custom_ids: tuple[str, ...]) -> str:
         more = f" and {len(custom_ids) - 1:,} equal" if len(custom_ids) > 1 else ""
         return escape(custom_ids[0][:_FIRST_LETTERS]) + more
 
-    def _words(self, place: int) -> str:
+    def _words(self, places: list[int]) -> list[str]:
+        """What the pieces of the jobs at `places` begin with, from where each differs from all."""
         if self.decode is None:
-            return ""
+            return [""] * len(places)
+        pieces = [self._piece(place) for place in places]
+        words = []
+        for number, (place, piece) in enumerate(zip(places, pieces, strict=True)):
+            others = pieces[:number] + pieces[number + 1 :]
+            skip = max((common_prefix(piece, other) for other in others), default=0)
+            skip = min(skip, len(piece) - 1)
+            text = self.decode(self.plan.jobs[place].group, piece[skip : skip + _FIRST_TOKENS])
+            line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+            line = f"… {line}" if skip else line
+            fits = len(line) <= _FIRST_LETTERS
+            words.append(line if fits else f"{line[: _FIRST_LETTERS - 1]}…")
+        return words
+
+    def _piece(self, place: int) -> TokenIds:
+        """The first ids that the job adds to its parent's, at least one."""
         job = self.plan.jobs[place]
         start = min(job.tokens - job.prefill_tokens, job.tokens - 1)
-        text = self.decode(job.group, self.plan.ids(job, start)[:_FIRST_TOKENS])
-        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-        return line if len(line) <= _FIRST_LETTERS else line[: _FIRST_LETTERS - 1] + "…"
+        return self.plan.ids(job, start)[:_LOOK]
 
     def _rest(self, places: Iterable[int]) -> str:
         rest = [self.plan.jobs[place] for place in places]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from kvq.store.keys import BLOCK
+from kvq.store.manifest import Manifest
 from kvq_producer.plan.planner import Plan
 from kvq_producer.plan.values import Group, JobKind, PlannedJob
 from kvq_producer.sizes import CacheShape, known_codec
@@ -14,6 +15,29 @@ from kvq_producer.sizes import CacheShape, known_codec
 DISK_RATE = 2.5e9
 #: As in a prefill: besides its end, a cache keeps the last block boundary this far before it.
 _REJOIN_TOKENS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keeping:
+    """What is kept besides what the jobs say: as in a prefill request, and by custom id."""
+
+    all_windows: bool = False
+    keep_every: int | None = None
+    positions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, job: PlannedJob) -> set[int]:
+        """Positions (tokens) at which the job keeps what a restore there needs."""
+        boundary = (job.tokens - _REJOIN_TOKENS) // BLOCK * BLOCK
+        kept = {*job.keep, job.tokens, boundary}
+        if self.keep_every:
+            kept.update(range(self.keep_every, job.tokens, self.keep_every))
+        for custom_id in job.custom_ids:
+            kept.update(self.positions.get(custom_id, ()))
+        return {position for position in kept if 0 < position <= job.tokens}
+
+
+#: What a plain prefill keeps.
+USUAL = Keeping()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,16 +83,21 @@ class Estimate:
     break_even_disk_rate: float | None
 
 
-def disk_use(plan: Plan, group: Group, shape: CacheShape, codec: str) -> DiskUse:
+def disk_use(
+    plan: Plan, group: Group, shape: CacheShape, codec: str, keeping: Keeping = USUAL
+) -> DiskUse:
     """Bytes that the jobs of `group` add to the store with `codec`. Headers are left out."""
     codec = known_codec(codec)
     (totals,) = (one.totals for one in plan.groups if one.group == group)
     jobs = [job for job in plan.jobs if job.group == group]
     window = states = 0
-    if shape.window_tokens:
-        window = sum(_window_tokens(job, shape.window_tokens + BLOCK) for job in jobs)
+    if shape.window_tokens and keeping.all_windows:
+        window = totals.new_block_tokens
+    elif shape.window_tokens:
+        reach = shape.window_tokens + BLOCK
+        window = sum(_window_tokens(job, keeping.of(job), reach) for job in jobs)
     if shape.state_bytes:
-        states = sum(sum(one > _start(job) for one in _kept(job)) for job in jobs)
+        states = sum(sum(one > _start(job) for one in keeping.of(job)) for job in jobs)
     prompts = sum(job.kind is JobKind.PROMPT for job in jobs)
     return DiskUse(
         kv=totals.new_block_tokens * shape.kv_bytes(codec),
@@ -114,6 +143,22 @@ def estimate(
     )
 
 
+def measured_rate(manifests: Iterable[Manifest], models: Iterable[str]) -> float | None:
+    """Tokens a second at which caches of `models` were prefilled; None when there are none."""
+    names = {_last_part(one) for one in models}
+    tokens, seconds = 0, 0.0
+    for one in manifests:
+        if one.prefill_seconds > 0 and _last_part(one.model) in names:
+            tokens += one.tokens - one.reused_tokens
+            seconds += one.prefill_seconds
+    return tokens / seconds if tokens > 0 else None
+
+
+def _last_part(model: str) -> str:
+    """A model is often at another path on the worker."""
+    return model.rstrip("/").rsplit("/", 1)[-1]
+
+
 def _prompts(plan: Plan) -> Iterator[tuple[Group, int, int]]:
     """Group, tokens and number of custom ids of every distinct prompt."""
     for job in plan.jobs:
@@ -128,16 +173,10 @@ def _start(job: PlannedJob) -> int:
     return (job.tokens - job.prefill_tokens) // BLOCK * BLOCK
 
 
-def _kept(job: PlannedJob) -> set[int]:
-    """Positions at which the job keeps what a restore there needs."""
-    boundary = (job.tokens - _REJOIN_TOKENS) // BLOCK * BLOCK
-    return {*job.keep, job.tokens, *([boundary] if boundary > 0 else [])}
-
-
-def _window_tokens(job: PlannedJob, reach: int) -> int:
+def _window_tokens(job: PlannedJob, kept: set[int], reach: int) -> int:
     """Tokens of the job's own blocks within `reach` before a kept position."""
     tokens, done = 0, _start(job)
-    for position in sorted(_kept(job)):
+    for position in sorted(kept):
         low = max(done, max(position - reach, 0) // BLOCK * BLOCK)
         high = min(-(-position // BLOCK) * BLOCK, job.tokens)
         if high > low:

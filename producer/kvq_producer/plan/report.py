@@ -12,7 +12,15 @@ from rich.table import Table
 
 from kvq import codec as codecs
 from kvq.units import format_bytes, format_seconds
-from kvq_producer.plan.estimate import DISK_RATE, DiskUse, Estimate, disk_use, estimate
+from kvq_producer.plan.estimate import (
+    DISK_RATE,
+    USUAL,
+    DiskUse,
+    Estimate,
+    Keeping,
+    disk_use,
+    estimate,
+)
 from kvq_producer.plan.planner import Plan
 from kvq_producer.plan.values import Group, Totals
 from kvq_producer.sizes import CacheShape, known_codec
@@ -29,17 +37,20 @@ class Report:
     plan: Plan
     shapes: dict[Group, CacheShape]
     rate: float | None = None
+    #: Where the rate was not given but measured.
+    measured: bool = False
     disk_rate: float = DISK_RATE
+    keeping: Keeping = USUAL
 
     def disk(self, codec: str | None = None) -> DiskUse | None:
         """Bytes that the jobs add with `codec`, or each group's own; None if any is unknown."""
         if any(one.group not in self.shapes for one in self.plan.groups):
             return None
-        uses = (
-            disk_use(self.plan, one.group, self.shapes[one.group], codec or one.group.codec)
-            for one in self.plan.groups
-        )
+        uses = (self._group_disk(one.group, codec or one.group.codec) for one in self.plan.groups)
         return sum(uses, DiskUse())
+
+    def _group_disk(self, group: Group, codec: str) -> DiskUse:
+        return disk_use(self.plan, group, self.shapes[group], codec, self.keeping)
 
     def times(self) -> Estimate | None:
         """None without a rate."""
@@ -114,7 +125,8 @@ class Report:
         if times is None:
             return
         prefill = _range(format_seconds(times.least_seconds), format_seconds(times.most_seconds))
-        table.add_row("prefill", prefill, f"of one worker at {self.rate:,.0f} tokens/s")
+        source = ", as measured" if self.measured else ""
+        table.add_row("prefill", prefill, f"of one worker at {self.rate:,.0f} tokens/s{source}")
         table.add_row("without sharing", format_seconds(times.unshared_seconds), "")
         if times.load_seconds is None or times.break_even_resumes is None:
             return
@@ -130,8 +142,8 @@ class Report:
         for name in ("prompts", "tokens", "to prefill", "jobs", "bytes"):
             table.add_column(name, justify="right")
         for one in self.plan.groups:
-            group, totals, shape = one.group, one.totals, self.shapes.get(one.group)
-            use = disk_use(self.plan, group, shape, group.codec) if shape else None
+            group, totals = one.group, one.totals
+            use = self._group_disk(group, group.codec) if group in self.shapes else None
             table.add_row(
                 group.model if group.adapter is None else f"{group.model} + {group.adapter}",
                 group.codec,
@@ -147,26 +159,24 @@ class Report:
 _SPAN = "one by one – side by side"
 
 
-def sizes_table(shapes: dict[str, CacheShape], lengths: tuple[int, ...]) -> Table:
-    """Bytes a token of each model, and of whole caches of `lengths` tokens, by codec."""
-    table = Table("model", "codec", box=None, pad_edge=False, header_style="bold")
+def sizes_table(shape: CacheShape, lengths: tuple[int, ...]) -> Table:
+    """Bytes that a token adds, what comes besides, and caches of `lengths` tokens, by codec."""
+    table = Table("codec", box=None, pad_edge=False, header_style="bold")
     for name in ("a token", "besides", *(f"{n:,} tokens" for n in lengths)):
-        table.add_column(name, justify="right")
-    for model, shape in shapes.items():
-        for codec in codecs.names():
-            constant = shape.constant_bytes(codec)
-            table.add_row(
-                model,
-                codec,
-                f"{shape.kv_bytes(codec):,.0f} B",
-                format_bytes(constant) if constant else "",
-                *(format_bytes(shape.cache_bytes(codec, n)) for n in lengths),
-            )
+        table.add_column(name, justify="right", no_wrap=True)
+    for codec in codecs.names():
+        constant = shape.constant_bytes(codec)
+        table.add_row(
+            codec,
+            f"{shape.kv_bytes(codec):,.0f} B",
+            format_bytes(constant) if constant else "",
+            *(format_bytes(shape.cache_bytes(codec, n)) for n in lengths),
+        )
     return table
 
 
 def sizes_json(shape: CacheShape, lengths: tuple[int, ...]) -> dict[str, Any]:
-    """The same of one model, in bytes."""
+    """The same, in bytes."""
     return {
         name: {
             "bytes_per_token": shape.kv_bytes(name),
