@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from kvq.units import parse_seconds
+from kvq.units import parse_bytes, parse_seconds
 
 _QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _PASSWORD = re.compile(r"(?P<head>^[a-z+]+://[^/@:]*:)(?P<secret>.*)(?P<tail>@)", re.IGNORECASE)
@@ -62,6 +62,18 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
         value = parse_seconds(raw)
         if not low <= value <= high:
             raise ValueError(f"{raw!r} is not from {low:g} to {high:g} seconds")
+        return value
+
+    return parse
+
+
+def size(low: int) -> Callable[[str], int]:
+    """Parser of sizes of at least `low` bytes."""
+
+    def parse(raw: str) -> int:
+        value = parse_bytes(raw)
+        if value < low:
+            raise ValueError(f"{raw!r} is below {low} bytes")
         return value
 
     return parse

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from kvq import parsing
 from kvq.errors import InvalidSetting
-from kvq.units import parse_bytes
 
 _DAY = 86400.0
 
@@ -28,6 +27,7 @@ class Settings:
     queue: str = "kvq"
     batch_lifetime: float = 7 * _DAY
     state: Path
+    cache_dir: Path | None = None
     store: Path | None = None
     min_free: int = 256 << 20
     models: tuple[str, ...] = ("*",)
@@ -86,7 +86,7 @@ class Variable(NamedTuple):
 _patience, _lifetime = parsing.seconds(0, _DAY), parsing.seconds(60, 365 * _DAY)
 _timeout, _grace = parsing.seconds(1, 30 * _DAY), parsing.seconds(1, _DAY)
 _lease, _heartbeat = parsing.seconds(3, 3600), parsing.seconds(0.1, 1200)
-_size, _step, _tokens = parse_bytes, parsing.integer(16, 65536), parsing.integer(1, 1 << 24)
+_size, _step, _tokens = parsing.size(0), parsing.integer(16, 65536), parsing.integer(1, 1 << 24)
 
 # fmt: off
 VARIABLES = (
@@ -102,6 +102,8 @@ VARIABLES = (
              "how long a batch, its results and shared token ids are remembered in Redis"),
     Variable("KVQ_STATE", "state", parsing.path, "the user's state folder",
              "private folder of `kvq run`: its server's data and its workers' logs"),
+    Variable("KVQ_CACHE_DIR", "cache_dir", parsing.path, "the user's cache folder",
+             "where digests of model files are remembered"),
     Variable("KVQ_STORE", "store", parsing.path, "what each job names",
              "the store; a worker that has it set writes to no other"),
     Variable("KVQ_MIN_FREE", "min_free", _size, "256MiB",

@@ -148,15 +148,16 @@ class PrefillMessage:
             return self.tail
         return self.prefix.checked(fetch(self.prefix.key)) + self.tail
 
-    def job_id(self, packed: bytes) -> str:
+    def job_id(self, content: bytes) -> str:
         """Id of the job, from what it does: the same work has the same id wherever it is submitted.
 
-        `packed` are the ids of the whole prompt, so it matters not how much of it is shared.
+        `content` identifies the token ids of the whole prompt (their chain key), so it does not
+        matter how much of it is shared.
         """
         work = self.encode()
         for name in ("prefix", "tail", "custom_ids", "batch"):
             work.pop(name, None)
-        digest = blake2b(packed, digest_size=16, person=b"kvq-job")
+        digest = blake2b(content, digest_size=16, person=b"kvq-job")
         digest.update(json.dumps(work, sort_keys=True, separators=(",", ":")).encode())
         return digest.hexdigest()
 

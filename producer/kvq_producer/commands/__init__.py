@@ -1,0 +1,1 @@
+"""The sub-commands of `kvq`, one module each."""

@@ -1,0 +1,1 @@
+"""From a prompts file to jobs in the queue."""

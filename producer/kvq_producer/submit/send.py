@@ -1,0 +1,94 @@
+"""Sends a batch to the queue."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvq.queue.batch import Batch, BatchFacts, new_id
+from kvq.queue.enqueue import Enqueuer
+from kvq.queue.shared_ids import SharedPrefix
+from kvq.settings import Settings
+from kvq_producer.submit.intake import Intake
+from kvq_producer.submit.jobs import Work
+from kvq_producer.submit.wish import Wish
+
+#: Jobs in one round trip, and bytes of token ids, so that neither side holds much at once.
+_JOBS = 500
+_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A batch that is in the queue; `words` counts its jobs by what the queue said of each."""
+
+    batch: Batch
+    words: Counter[str]
+
+
+def send(
+    connection: Any,
+    intake: Intake,
+    wish: Wish,
+    settings: Settings,
+    *,
+    again: bool = False,
+    on_progress: Callable[[int], None] = lambda jobs: None,
+) -> Sent:
+    """Remember the batch and enqueue its jobs; `on_progress` hears how many at a time.
+
+    Sending it again changes nothing: the same work has the same ids. May raise redis errors.
+    """
+    batch_id = new_id()
+    work = Work(intake=intake, wish=wish, batch=batch_id, again=again)
+    totals, now = intake.plan.totals, time.time()
+    prompts, prefixes = work.entries()
+    facts = BatchFacts(
+        id=batch_id,
+        created=now,
+        expires=now + settings.batch_lifetime,
+        queue=settings.queue,
+        source=intake.source,
+        models=tuple(sorted({one.group.model for one in intake.plan.groups})),
+        store=wish.store,
+        prompts=len(prompts),
+        jobs=len(intake.plan.jobs),
+        tokens=totals.tokens,
+        work=totals.prefill_tokens,
+    )
+    batch = Batch.create(connection, facts, prompts, prefixes)
+    enqueuer = Enqueuer(
+        connection,
+        settings.queue,
+        batch=batch_id,
+        timeout=settings.job_timeout,
+        lifetime=settings.batch_lifetime,
+    )
+    words: Counter[str] = Counter()
+    kept: set[SharedPrefix] = set()
+    start = 0
+    while start < len(intake.plan.jobs):
+        stop = _end_of_trip(intake, start)
+        pairs = list(work.jobs(start, stop))
+        new = {prefix for _, prefix in pairs if prefix is not None} - kept
+        kept |= new
+        said = enqueuer.enqueue(
+            [job for job, _ in pairs], [(prefix, work.packed(prefix)) for prefix in new]
+        )
+        words.update(said)
+        on_progress(len(pairs))
+        start = stop
+    batch.mark_submitted()
+    return Sent(batch=batch, words=words)
+
+
+def _end_of_trip(intake: Intake, start: int) -> int:
+    """The place after the last job of the trip that begins at `start`; at least one goes."""
+    jobs, tokens, stop = intake.plan.jobs, 0, start
+    while stop < len(jobs) and stop - start < _JOBS and (stop == start or tokens * 4 < _BYTES):
+        tokens += jobs[stop].tokens
+        stop += 1
+    return stop
