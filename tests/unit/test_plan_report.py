@@ -72,9 +72,19 @@ def test_windows_are_written_for_the_blocks_before_kept_positions(family):
         assert disk_use(long, ONE, WINDOWED, "raw").window == (4000 - 3072) * 3 * 256
 
 
-def test_states_are_written_at_kept_positions_of_the_jobs_own_part(family):
-    # 256 and 512 by the prefix; 700, 768 and 1000 by each prompt.
-    assert disk_use(family, ONE, RECURRENT, "q4").state == 8 * 5000
+def test_states_are_written_once_at_each_kept_position_of_the_jobs_own_parts(family):
+    # 256 and 512 by the prefix; 768 and 1000 by each prompt, and 700 by whichever is first.
+    assert disk_use(family, ONE, RECURRENT, "q4").state == 7 * 5000
+
+
+def test_rows_of_partial_blocks_rest_beside_states_and_ends_of_prefixes(family):
+    full = 512 + 2 * 488
+    # A state at 700 rests beside the 188 rows of its block up to there.
+    assert disk_use(family, ONE, RECURRENT, "raw").kv == (full + 188) * 1024
+    batch = [prompt("a", (0, 700), (1, 300)), prompt("b", (0, 700), (2, 300))]
+    with make_plan(batch, align=1) as plan:
+        assert disk_use(plan, ONE, PLAIN, "raw").kv == (full + 188) * 1024
+        assert disk_use(plan, ONE, RECURRENT, "raw").kv == (full + 188) * 1024
 
 
 def test_logits_are_written_for_prompts_only(family):
@@ -87,7 +97,7 @@ def test_more_can_be_kept_than_the_jobs_say(family):
     every = Keeping(keep_every=100, positions={"a": (650,), "again": (999,), "other": (3,)})
     # Besides the usual: 100 to 500 and 300 of these by the prefix; the prompts' own part begins
     # at 512: 600, 800 and 900 by each, 650 and 999 by the first. 700 is kept anyway.
-    assert disk_use(family, ONE, RECURRENT, "q4", every).state == (8 + 5 + 3 + 3 + 2) * 5000
+    assert disk_use(family, ONE, RECURRENT, "q4", every).state == (7 + 5 + 3 + 3 + 2) * 5000
     with make_plan([prompt("long", (0, 4000))]) as long:
         everywhere = disk_use(long, ONE, WINDOWED, "raw", Keeping(all_windows=True))
         assert everywhere.window == 4000 * 3 * 256

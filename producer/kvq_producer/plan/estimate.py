@@ -89,21 +89,27 @@ def disk_use(
     """Bytes that the jobs of `group` add to the store with `codec`. Headers are left out."""
     codec = known_codec(codec)
     (totals,) = (one.totals for one in plan.groups if one.group == group)
-    jobs = [job for job in plan.jobs if job.group == group]
+    jobs = [(n, job) for n, job in enumerate(plan.jobs) if job.group == group]
+    tokens = totals.new_block_tokens
     window = states = 0
     if shape.window_tokens and keeping.all_windows:
-        window = totals.new_block_tokens
+        window = tokens
     elif shape.window_tokens:
         reach = shape.window_tokens + BLOCK
-        window = sum(_window_tokens(job, keeping.of(job), reach) for job in jobs)
+        window = sum(_window_tokens(job, keeping.of(job), reach) for _, job in jobs)
     if shape.state_bytes:
-        states = sum(sum(one > _start(job) for one in keeping.of(job)) for job in jobs)
-    prompts = sum(job.kind is JobKind.PROMPT for job in jobs)
+        kept = _own_positions(jobs, keeping)
+        states = len(kept)
+        # Where a state rests within a block, the rows of the block up to there rest beside it.
+        tokens += sum(position % BLOCK for _, position in kept)
+        tokens -= sum(job.tokens % BLOCK for _, job in jobs if job.kind is JobKind.PROMPT)
+    else:
+        tokens += sum(job.tokens % BLOCK for _, job in jobs if job.kind is JobKind.PREFIX)
     return DiskUse(
-        kv=totals.new_block_tokens * shape.kv_bytes(codec),
+        kv=tokens * shape.kv_bytes(codec),
         window=window * shape.window_bytes(codec),
         state=states * shape.state_bytes,
-        logits=prompts * shape.logits_bytes,
+        logits=shape.logits_bytes * sum(job.kind is JobKind.PROMPT for _, job in jobs),
     )
 
 
@@ -171,6 +177,21 @@ def _prompts(plan: Plan) -> Iterator[tuple[Group, int, int]]:
 def _start(job: PlannedJob) -> int:
     """Where the first block that the job writes begins."""
     return (job.tokens - job.prefill_tokens) // BLOCK * BLOCK
+
+
+def _own_positions(
+    jobs: Iterable[tuple[int, PlannedJob]], keeping: Keeping
+) -> set[tuple[int | None, int]]:
+    """Kept positions beyond where jobs start, each with the job that it belongs to.
+
+    A point where children of one parent part is one position of the parent's, not of each child.
+    """
+    return {
+        (job.parent if position in job.keep else -1 - place, position)
+        for place, job in jobs
+        for position in keeping.of(job)
+        if position > _start(job)
+    }
 
 
 def _window_tokens(job: PlannedJob, kept: set[int], reach: int) -> int:
