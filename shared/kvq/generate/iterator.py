@@ -84,12 +84,15 @@ class TokenIterator(Iterator[int]):
             raise StopIteration
         started = time.perf_counter()
         token, self.logprobs = self._next
+        if self.token_count == 0:
+            # Nobody waits for the second token yet: the first must not wait for its computation,
+            # which MLX would partly finish before it returns.
+            mx.eval(token)
+            self._prefill_seconds += time.perf_counter() - started
         with mx.stream(generation_stream):
             self._next = self._step(token)
         mx.async_eval(self._next)  # type: ignore[no-untyped-call]
         value = cast(int, token.item())
-        if self.token_count == 0:
-            self._prefill_seconds += time.perf_counter() - started
         if self.token_count % _CLEAR_EVERY == 0:
             mx.clear_cache()
         self.token_count += 1
