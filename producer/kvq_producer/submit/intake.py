@@ -45,7 +45,9 @@ def take_in(
     with open_prompts(path) as file:
         wanted: dict[str, Wanted] = {}
         lookup = Lookup(Store(store), wanted) if store is not None else None
-        plan = make_plan(_prompts(file, wish, wanted), stored=lookup)
+        # A prefix job ends where the prompts part, not at a block's end before it: else each of
+        # several workers would compute the tokens between the two once more.
+        plan = make_plan(_prompts(file, wish, wanted), stored=lookup, align=1)
         try:
             if not skip_invalid:
                 file.check()
