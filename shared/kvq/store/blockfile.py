@@ -7,20 +7,22 @@ reader opens it; `shared/FORMAT.md` is the specification.
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from kvq.errors import DamagedFile, UnsupportedFormat
-from kvq.store.disk import publish
+from kvq.store.disk import UNREADABLE, open_to_read, publish
 from kvq.store.keys import TokenIds, child_key, pack, unpack
 
 #: Version of a block file's header. A reader refuses a greater one.
@@ -29,6 +31,9 @@ FORMAT = 1
 MAX_HEADER = 1 << 24
 
 _FIRST_READ = 8192
+#: Bytes and views of one read call (a system takes at most 1,024 views).
+_READ_BYTES = 1 << 20
+_READ_VIEWS = 512
 _BLANK = b"0" * 32
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "U8": 1, "I8": 1, "BOOL": 1}
 _ITEM_BYTES |= {"F64": 8, "I64": 8, "U64": 8, "U16": 2, "I16": 2}
@@ -141,8 +146,7 @@ def read_header(path: Path) -> Header:
 
     Raises FileNotFoundError, OSError, DamagedFile, and UnsupportedFormat for a newer format.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open_to_read(path) as fd:
         first = os.pread(fd, _FIRST_READ, 0)
         length = int.from_bytes(first[:8], "little")
         if len(first) < 8 or length > MAX_HEADER:
@@ -150,35 +154,98 @@ def read_header(path: Path) -> Header:
         if len(first) < 8 + length:
             first += os.pread(fd, 8 + length - len(first), len(first))
         size = os.fstat(fd).st_size
-    finally:
-        os.close(fd)
     raw = first[8 : 8 + length]
     if len(raw) < length:
         raise DamagedFile(str(path), "the header is cut off")
     return _parse(path, raw, size)
 
 
-def read_data(header: Header, into: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
-    """The data section of a block file, its digest checked.
-
-    `into` is scratch memory (uint8, 1-D) that is used when it is long enough; the result is then
-    a view of it. Raises OSError, and DamagedFile when the bytes are not those that were written.
-    """
-    size = header.data_bytes
-    buffer = into[:size] if into is not None and len(into) >= size else np.empty(size, np.uint8)
-    fd = os.open(header.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        done = 0
-        while done < size:
-            got = os.preadv(fd, [buffer[done:].data], header.data_start + done)
-            if got == 0:
-                raise DamagedFile(str(header.path), "the tensor data is cut off")
-            done += got
-    finally:
-        os.close(fd)
-    if xxhash.xxh3_128_hexdigest(buffer.data) != header.digest:
-        raise DamagedFile(str(header.path), "the digest of the tensor data does not hold")
+def read_data(header: Header) -> npt.NDArray[np.uint8]:
+    """The data section of a block file, its digest checked. Raises as `read_into`."""
+    buffer = np.empty(header.data_bytes, np.uint8)
+    read_into(header, [buffer.data])
     return buffer
+
+
+def read_into(header: Header, views: Sequence[memoryview]) -> None:
+    """Read the data section into `views` (contiguous bytes, in file order), then check its digest.
+
+    The views must add up to the whole section. What they hold is worthless when this raises:
+    OSError, or DamagedFile when the bytes are not those that were written. FileNotFoundError also
+    when the file is another than the one whose header was read: a writer may replace a file by a
+    better one of the same name.
+    """
+    digest = xxhash.xxh3_128()
+    offset = header.data_start
+    with open_to_read(header.path) as fd:
+        for batch in _batches(views):
+            size = sum(view.nbytes for view in batch)
+            if os.preadv(fd, batch, offset) != size and not _read_rest(fd, batch, offset):
+                _raise_mismatch(header)
+            # Right after the read the bytes are still in the processor's cache.
+            for view in batch:
+                digest.update(view)
+            offset += size
+    assert offset == header.data_start + header.data_bytes
+    if digest.hexdigest() != header.digest:
+        _raise_mismatch(header)
+
+
+def check_data(header: Header) -> None:
+    """Read the data section piece by piece to check its digest. Raises as `read_into`."""
+    digest = xxhash.xxh3_128()
+    piece = memoryview(bytearray(min(_READ_BYTES, header.data_bytes)))
+    done = 0
+    with open_to_read(header.path) as fd:
+        while done < header.data_bytes:
+            got = os.preadv(fd, [piece[: header.data_bytes - done]], header.data_start + done)
+            if got == 0:
+                break
+            digest.update(piece[:got])
+            done += got
+    if digest.hexdigest() != header.digest:
+        _raise_mismatch(header)
+
+
+def _raise_mismatch(header: Header) -> NoReturn:
+    """What was read is not what the header promised: the file is damaged, or another by now."""
+    if read_header(header.path).digest != header.digest:
+        raise FileNotFoundError(
+            errno.ENOENT, "replaced since its header was read", str(header.path)
+        )
+    raise DamagedFile(str(header.path), "the digest of the tensor data does not hold")
+
+
+def _batches(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The views in groups for one call each: few calls, but little memory between two digests."""
+    batch: list[memoryview] = []
+    size = 0
+    for view in views:
+        for start in range(0, view.nbytes, _READ_BYTES):
+            piece = view[start : start + _READ_BYTES]
+            if batch and (size + piece.nbytes > _READ_BYTES or len(batch) == _READ_VIEWS):
+                yield batch
+                batch, size = [], 0
+            batch.append(piece)
+            size += piece.nbytes
+    if batch:
+        yield batch
+
+
+def _read_rest(fd: int, batch: Sequence[memoryview], offset: int) -> bool:
+    """A read came back short (a signal, a network share): read view by view until all is there.
+
+    False when the file ends before.
+    """
+    for view in batch:
+        done = 0
+        while done < view.nbytes:
+            got = os.preadv(fd, [view[done:]], offset + done)
+            if got == 0:
+                return False
+            done += got
+        offset += view.nbytes
+    return True
 
 
 def _head_field(digits: bytes) -> bytes:
@@ -204,18 +271,19 @@ def _parse(path: Path, raw: bytes, file_bytes: int) -> Header:
                 f"({FORMAT}); upgrade kvq on this machine"
             )
         meta = BlockMeta(
-            record=described["record"],
-            space=described["space"],
+            record=str(described["record"]),
+            space=str(described["space"]),
             parent=bytes.fromhex(described["parent"]),
             token_ids=unpack(b64decode(described["tokens"], validate=True)),
-            start=described["start"],
-            low=described["low"],
+            start=_count(described["start"]),
+            low=_count(described["low"]),
             groups=tuple(described["groups"]),
         )
         tensors = {name: _tensor_info(entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        data_bytes = _without_holes(tensors)
+        digest = str(metadata["data"])
+    except UNREADABLE as error:
         raise DamagedFile(str(path), f"the header cannot be read ({error})") from error
-    data_bytes = max((info.end for info in tensors.values()), default=0)
     if file_bytes != 8 + len(raw) + data_bytes:
         raise DamagedFile(str(path), "the file's size is not what its header says")
     return Header(
@@ -224,13 +292,30 @@ def _parse(path: Path, raw: bytes, file_bytes: int) -> Header:
         tensors=tensors,
         data_start=8 + len(raw),
         data_bytes=data_bytes,
-        digest=metadata["data"],
+        digest=digest,
     )
 
 
 def _tensor_info(entry: Mapping[str, Any]) -> TensorInfo:
-    start, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    if end - start != _ITEM_BYTES[entry["dtype"]] * int(np.prod(shape, dtype=np.int64)):
+    start, end = (_count(offset) for offset in entry["data_offsets"])
+    shape = tuple(_count(size) for size in entry["shape"])
+    if end - start != _ITEM_BYTES[entry["dtype"]] * math.prod(shape):
         raise ValueError("a tensor's bytes do not fit its shape")
     return TensorInfo(dtype=entry["dtype"], shape=shape, start=start, end=end)
+
+
+def _without_holes(tensors: Mapping[str, TensorInfo]) -> int:
+    """Size of the data section, in bytes. Raises ValueError unless the tensors fill it."""
+    position = 0
+    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
+        if info.start != position:
+            raise ValueError("the tensors overlap or leave a hole")
+        position = info.end
+    return position
+
+
+def _count(value: Any) -> int:
+    """`value` itself, a whole number from 0 on. Raises ValueError."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value

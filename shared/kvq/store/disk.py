@@ -25,6 +25,9 @@ TEMP_PREFIX = ".tmp-"
 FILE_MODE = 0o600
 DIR_MODE = 0o700
 
+#: What parsing a file of another's making can raise.
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
+
 _WHAT_TO_DO = {
     errno.ENOSPC: "the disk is full: free space or run `kvq gc`",
     errno.EDQUOT: "the quota is used up: free space or run `kvq gc`",
@@ -35,6 +38,8 @@ _WHAT_TO_DO = {
     errno.ESTALE: "the share was unmounted or replaced: mount it again",
     errno.EIO: "the disk or the network share reports an error",
 }
+#: What file systems without hard links say.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @contextlib.contextmanager
@@ -43,16 +48,45 @@ def store_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = _WHAT_TO_DO.get(error.errno or 0, error.strerror or str(error))
-        where = error.filename or os.fspath(path)
-        raise StoreUnavailable(f"{where}: {advice}") from error
+        raise unavailable(error, path) from error
 
 
-def publish(path: Path, parts: Sequence[bytes | memoryview], *, durable: bool = True) -> int:
+def unavailable(error: OSError, path: str | os.PathLike[str]) -> StoreUnavailable:
+    """What to raise for `error` about `path`."""
+    advice = _WHAT_TO_DO.get(error.errno or 0, error.strerror or str(error))
+    return StoreUnavailable(f"{error.filename or os.fspath(path)}: {advice}")
+
+
+@contextlib.contextmanager
+def open_to_read(path: Path) -> Iterator[int]:
+    """A descriptor of the file `path`, closed at the end of the block.
+
+    On NFS a file that another machine removed meanwhile is stale: that is FileNotFoundError too.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise FileNotFoundError(errno.ENOENT, "removed while it was read", str(path)) from error
+        raise
+
+
+def publish(
+    path: Path,
+    parts: Sequence[bytes | memoryview],
+    *,
+    durable: bool = True,
+    exclusive: bool = False,
+) -> int:
     """Write `parts` one after the other as the file `path`; returns its size in bytes.
 
     With `durable`, the bytes are on the disk before the name is; the name itself is after
-    `flush_directory`. Raises OSError; nothing is left behind then.
+    `flush_directory`. Raises OSError, FileExistsError when `exclusive` and the name is taken;
+    nothing is left behind then.
     """
     temp = path.with_name(f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(6)}{path.suffix}")
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
@@ -63,12 +97,30 @@ def publish(path: Path, parts: Sequence[bytes | memoryview], *, durable: bool = 
                 os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(temp, path)
+        if exclusive:
+            move_to_free_name(temp, path)
+        else:
+            os.rename(temp, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temp)
         raise
     return size
+
+
+def move_to_free_name(source: Path, target: Path) -> None:
+    """Rename `source` to `target` unless that name is taken: FileExistsError. Raises OSError."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Some network shares have no hard links: the next best is to look first.
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
+        os.rename(source, target)
+    else:
+        os.unlink(source)
 
 
 def flush_directory(path: Path) -> None:

@@ -49,11 +49,16 @@ class BlockName:
             first=first_code(token_ids),
         )
 
+    @property
+    def stem(self) -> str:
+        """What the names of all its files begin with."""
+        return f"{self.key.hex()}.{self.n}.{self.first}"
+
     def file(self, record: str = "kv", *, checkpoint: bool = False) -> str:
         """File name of one record of this block, within the parent's directory."""
         word = "" if record == "kv" else f".{record}"
         mark = CHECKPOINT if checkpoint else ""
-        return f"{self.key.hex()}.{self.n}.{self.first}{word}{mark}{SUFFIX}"
+        return f"{self.stem}{word}{mark}{SUFFIX}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +90,17 @@ def parse_name(parent: bytes, name: str) -> ParsedName | None:
     )
 
 
+def parse_stem(parent: bytes, stem: str) -> BlockName:
+    """The block whose `kv` file in the directory of `parent` is `stem` and the suffix.
+
+    Raises ValueError when `stem` is not a block's.
+    """
+    parsed = parse_name(parent, stem + SUFFIX)
+    if parsed is None or parsed.record != "kv" or parsed.checkpoint:
+        raise ValueError(f"{stem!r} is not the name of a block")
+    return parsed.block
+
+
 def spaces_dir(store: Path) -> Path:
     return store / "spaces"
 
@@ -106,6 +122,11 @@ def node_dir(space: Path, node: bytes) -> Path:
 def block_path(space: Path, block: BlockName, record: str = "kv", *, ckpt: bool = False) -> Path:
     """Path of one record file of `block`."""
     return node_dir(space, block.parent) / block.file(record, checkpoint=ckpt)
+
+
+def quarantine_note(file: Path) -> Path:
+    """Where the reason of the quarantined `file` stands."""
+    return file.with_name(f"{file.name}.json")
 
 
 def manifest_path(store: Path, name: str) -> Path:
