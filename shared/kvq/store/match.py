@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvq.errors import CannotTrim
+from kvq.errors import CannotTrim, DamagedFile
 from kvq.store.keys import TokenIds
 from kvq.store.layout import SUFFIX
 from kvq.store.restorable import Restorable, RestorePlan
@@ -77,9 +78,9 @@ class Match:
         After an exact match the first token comes from the stored logits; without those at least
         the last token has to be fed again.
         """
-        if self.exact or self.tokens < len(self.ids) or self.restorable is None:
+        if self.exact or self.tokens < len(self.ids):
             return self.tokens
-        return self.restorable.deepest(len(self.ids) - 1).tokens
+        return self.plan_upto(len(self.ids) - 1).tokens
 
     @property
     def nbytes(self) -> int:
@@ -120,9 +121,7 @@ class Match:
             raise CannotTrim(
                 f"cannot load {upto} tokens: the match has {self.tokens}", nearest=self.tokens
             )
-        if self.restorable is None:
-            return RestorePlan(tokens=0)
-        plan = self.restorable.deepest(upto)
+        plan = self.plan_upto(upto)
         if plan.tokens != upto:
             raise CannotTrim(
                 f"cannot restore this model at {upto} tokens: the nearest position before it "
@@ -131,10 +130,34 @@ class Match:
             )
         return plan
 
+    def plan_upto(self, limit: int) -> RestorePlan:
+        """The files for the deepest position at or before `limit` that can be restored."""
+        if limit >= self.tokens:
+            return self.plan
+        return self.restorable.deepest(limit) if self.restorable else RestorePlan(tokens=0)
 
-def match_in_space(store: Store, space: Space, folder: Path, ids: TokenIds) -> Match:
-    """The match of `ids` in one space. Damaged files on the way are quarantined."""
-    walked = walk(folder, ids)
+
+def ended_by_damage(damage: DamagedFile, tokens: int, position: int | None = None) -> Reason:
+    """The reason when `damage` lets a match end at `tokens`."""
+    return Reason(
+        end=End.DAMAGED,
+        message=f"a damaged file ends the match at {tokens} tokens: {damage}",
+        position=tokens if position is None else position,
+    )
+
+
+def match_in_space(
+    store: Store,
+    space: Space,
+    folder: Path,
+    ids: TokenIds,
+    avoid: Mapping[Path, str] | None = None,
+) -> Match:
+    """The match of `ids` in one space. Damaged files on the way are quarantined.
+
+    `avoid` are files, each with the reason, that count as damaged too.
+    """
+    walked = walk(folder, ids, avoid)
     restorable = Restorable(walked, space.needs)
     plan = restorable.deepest()
     for damage in (*walked.damaged, *restorable.damaged):
@@ -157,8 +180,7 @@ def explain(walked: Walk, restorable: Restorable, plan: RestorePlan) -> Reason:
         message = f"all {len(ids)} tokens are stored"
         return Reason(end=End.COMPLETE, message=message, position=extent)
     if damage:
-        message = f"a damaged file ends the match at {plan.tokens} tokens: {damage[0]}"
-        return Reason(end=End.DAMAGED, message=message, position=extent)
+        return ended_by_damage(damage[0], plan.tokens, extent)
     if plan.tokens < extent and restorable.needs.state:
         return Reason(
             end=End.STATE_TOO_SHALLOW,
@@ -189,7 +211,7 @@ def _why_walk_ended(walked: Walk) -> Reason:
                 stored=stored,
                 asked=asked,
             )
-    if walked.has_children and not walked.tails and extent < len(ids):
+    if walked.children.count and not walked.tails and extent < len(ids):
         return Reason(
             end=End.DIVERGED,
             message=f"nothing stored goes on with token {int(ids[extent])} at position {extent}",

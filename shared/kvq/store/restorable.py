@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import Header, read_header
+from kvq.store.children import Candidate, Children
 from kvq.store.keys import BLOCK
 from kvq.store.layout import block_path
 from kvq.store.space import Needs
@@ -47,24 +48,27 @@ class RestorePlan:
 
 
 class Restorable:
-    """Answers where a walk can be cut. Remembers the headers that it opened."""
+    """Answers where a walk can be cut. Remembers what it listed and opened."""
 
     def __init__(self, walk: Walk, needs: Needs) -> None:
         self.walk = walk
         self.needs = needs
-        #: Window, state and logits files whose header did not hold.
+        #: Files whose header did not hold, besides those of the walk.
         self.damaged: list[DamagedFile] = []
-        self._opened: dict[tuple[bytes, str], Header | None] = {}
+        self._children: dict[int, Children] = {}
+        self._steps: dict[bytes, Step | None] = {step.block.key: step for step in walk.chain}
+        self._steps |= {step.block.key: step for step in walk.tails}
+        self._headers: dict[tuple[bytes, str, bool], Header | None] = {}
 
     def deepest(self, limit: int | None = None) -> RestorePlan:
         """The plan for the deepest position at or before `limit` (tokens); 0 tokens at worst."""
         extent = self.walk.extent if limit is None else min(limit, self.walk.extent)
         if not self.needs.state and not self.needs.window:
             return self._plan(extent, self._step_to(extent)) if extent else RestorePlan(tokens=0)
-        for step in self._steps_backwards():
-            if step.start >= extent:
-                continue
-            plan = self._deepest_within(step, extent)
+        for number in range(min(len(self.walk.chain), extent // BLOCK), -1, -1):
+            plan = self._inside(number, extent)
+            if plan is None and number:
+                plan = self._deepest_within(self.walk.chain[number - 1], extent)
             if plan is not None:
                 return plan
         return RestorePlan(tokens=0)
@@ -76,9 +80,41 @@ class Restorable:
         plan = self.deepest(tokens)
         return plan if plan.tokens == tokens else None
 
-    def _steps_backwards(self) -> Iterator[Step]:
-        yield from self.walk.tails
-        yield from reversed(self.walk.chain)
+    def _inside(self, number: int, extent: int) -> RestorePlan | None:
+        """The deepest plan after the first `number` blocks of the chain and up to `extent`.
+
+        Another prompt may have kept a state or window records inside a block of this chain, so
+        all siblings count, wherever the chain itself goes on.
+        """
+        start = number * BLOCK
+        if start == extent:
+            return None
+        if number not in self._children:
+            self._children[number] = self.walk.children_of(number)
+        best: RestorePlan | None = None
+        for candidate in self._children[number].candidates:
+            if best is not None and start + min(candidate.bound, extent - start) <= best.tokens:
+                break
+            if self.needs.window and not candidate.has_window:
+                continue
+            if self.needs.state and not (candidate.whole and start + candidate.block.n <= extent):
+                continue
+            step = self._step(candidate, start)
+            plan = self._deepest_within(step, extent) if step is not None else None
+            if plan is not None and (best is None or plan.tokens > best.tokens):
+                best = plan
+        return best
+
+    def _step(self, candidate: Candidate, start: int) -> Step | None:
+        key = candidate.block.key
+        if key not in self._steps:
+            try:
+                self._steps[key] = self.walk.open(candidate, start)
+            except DamagedFile as error:
+                self._steps[key] = None
+                if error.path not in {one.path for one in self.walk.damaged}:
+                    self.damaged.append(error)
+        return self._steps[key]
 
     def _step_to(self, tokens: int) -> Step:
         """The deepest-sharing step that holds the token right before `tokens`."""
@@ -126,36 +162,46 @@ class Restorable:
         parts: list[Part] = []
         for first, last in ranges:
             for one in self._path(step):
-                a, b = max(first, one.start), min(last, one.start + one.common)
+                a, b = max(first, one.start) - one.start, min(last, one.end) - one.start
                 if a >= b:
                     continue
-                header = self._header(one, "window")
-                if header is None or header.meta.low > a - one.start:
+                header = self._header(one, "window", low=a)
+                if header is None:
                     return None
-                parts.append(Part(header=header, low=a - one.start, high=b - one.start))
+                parts.append(Part(header=header, low=a, high=b))
         return parts
 
-    def _header(self, step: Step, record: str) -> Header | None:
-        """Header of another record of the step's block, kept or checkpoint; None when absent."""
-        key = (step.block.key, record)
-        if key not in self._opened:
-            self._opened[key] = self._open(step, record)
-        return self._opened[key]
+    def _header(self, step: Step, record: str, low: int = 0) -> Header | None:
+        """Header of another record of the step's block, kept or checkpoint; None when absent.
 
-    def _open(self, step: Step, record: str) -> Header | None:
+        A window record must hold the rows from token `low` of the block on.
+        """
         for checkpoint in (False, True):
-            path = block_path(self.walk.space, step.block, record, ckpt=checkpoint)
-            try:
-                header = read_header(path)
-            except FileNotFoundError:
-                continue
-            except DamagedFile as error:
-                self.damaged.append(error)
-                continue
-            kv = step.header.meta
-            if header.meta.record == record and header.meta.key == kv.key:
+            key = (step.block.key, record, checkpoint)
+            if key not in self._headers:
+                self._headers[key] = self._open(step, record, checkpoint)
+            header = self._headers[key]
+            if header is not None and (record != "window" or header.meta.low <= low):
                 return header
-            self.damaged.append(
-                DamagedFile(str(path), "the header does not belong to the file's name")
-            )
         return None
+
+    def _open(self, step: Step, record: str, checkpoint: bool) -> Header | None:
+        path = block_path(self.walk.space, step.block, record, ckpt=checkpoint)
+        try:
+            if path in self.walk.avoid:
+                raise DamagedFile(str(path), self.walk.avoid[path])
+            header = read_header(path)
+            meta, kv = header.meta, step.header.meta
+            if (meta.record, meta.space, meta.start, meta.key) != (
+                record,
+                kv.space,
+                kv.start,
+                step.block.key,
+            ):
+                raise DamagedFile(str(path), "the header does not belong to the file's name")
+        except FileNotFoundError:
+            return None
+        except DamagedFile as error:
+            self.damaged.append(error)
+            return None
+        return header

@@ -6,14 +6,15 @@ step is one open; only the last directory is listed, to end a match inside a blo
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import Header, read_header
-from kvq.store.keys import BLOCK, FIRST_TOKENS, ROOT, TokenIds, child_key, common_prefix, first_code
-from kvq.store.layout import BlockName, block_path, node_dir, parse_name
+from kvq.store.children import Candidate, Children, list_children
+from kvq.store.keys import BLOCK, ROOT, TokenIds, child_key, common_prefix
+from kvq.store.layout import BlockName, block_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +41,19 @@ class Step:
 class Walk:
     """Where the ids lead in one space.
 
-    `chain` are the full blocks from token 0 on. `tails` are children of the last of them that share
-    at least one more token, the longest first. `damaged` are files that stopped the way.
+    `chain` are the full blocks from token 0 on. `children` are those of the last of them, `tails`
+    the ones among them that were opened and share at least one more token, the longest first.
+    `damaged` are files that stopped the way. `avoid` are files, each with the reason, that are
+    treated as damaged.
     """
 
     space: Path
     ids: TokenIds
     chain: tuple[Step, ...]
+    children: Children
     tails: tuple[Step, ...]
     damaged: tuple[DamagedFile, ...]
-    #: Whether the node where the way ended has children at all.
-    has_children: bool
+    avoid: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def extent(self) -> int:
@@ -59,16 +62,34 @@ class Walk:
             return self.tails[0].end
         return self.chain[-1].end if self.chain else 0
 
+    def node(self, number: int) -> bytes:
+        """Key of the node after the first `number` blocks of the chain."""
+        return self.chain[number - 1].block.key if number else ROOT
 
-def walk(space: Path, ids: TokenIds) -> Walk:
+    def children_of(self, number: int) -> Children:
+        """Children of that node, with the prompt's tokens after it. Raises OSError."""
+        if number == len(self.chain):
+            return self.children
+        return list_children(self.space, self.node(number), self.ids[number * BLOCK :])
+
+    def open(self, candidate: Candidate, start: int) -> Step | None:
+        """The candidate at `start` as a step; None when it shares nothing or is gone.
+
+        Raises DamagedFile, UnsupportedFormat, OSError.
+        """
+        return open_step(self.space, candidate, self.ids, start, self.avoid)
+
+
+def walk(space: Path, ids: TokenIds, avoid: Mapping[Path, str] | None = None) -> Walk:
     """Follow `ids` down the trie of the space folder `space`. Raises OSError, UnsupportedFormat."""
+    avoid = avoid or {}
     chain: list[Step] = []
     damaged: list[DamagedFile] = []
     node, start = ROOT, 0
     while len(ids) - start >= BLOCK:
         block = BlockName.of(node, ids[start : start + BLOCK])
         try:
-            header = _open(space, block, start)
+            header = _open(space, block, start, avoid)
         except FileNotFoundError:
             break
         except DamagedFile as error:
@@ -76,69 +97,67 @@ def walk(space: Path, ids: TokenIds) -> Walk:
             break
         chain.append(Step(block=block, start=start, common=BLOCK, header=header))
         node, start = block.key, start + BLOCK
-    tails, has_children = _tails(space, node, ids[start:], start, damaged)
+    children = list_children(space, node, ids[start:])
+    bad = {Path(error.path) for error in damaged}
+    candidates = [one for one in children.candidates if block_path(space, one.block) not in bad]
+    tails = _open_longest(space, candidates, ids, start, damaged, avoid)
     return Walk(
         space=space,
         ids=ids,
         chain=tuple(chain),
+        children=children,
         tails=tuple(tails),
         damaged=tuple(damaged),
-        has_children=has_children,
+        avoid=avoid,
     )
 
 
-def _tails(
-    space: Path, node: bytes, rest: TokenIds, start: int, damaged: list[DamagedFile]
-) -> tuple[list[Step], bool]:
-    """Children of `node` that share tokens with `rest`, the longest first; whether any exist."""
+def open_step(
+    space: Path, candidate: Candidate, ids: TokenIds, start: int, avoid: Mapping[Path, str]
+) -> Step | None:
+    """See `Walk.open`."""
     try:
-        names = os.listdir(node_dir(space, node))
-    except (FileNotFoundError, NotADirectoryError):
-        return [], False
-    code = first_code(rest)
-    children = [parsed.block for name in names if (parsed := parse_name(node, name))]
-    bad = {Path(error.path).name for error in damaged}
-    blocks = {block for block in children if block.file() in names and block.file() not in bad}
-    bounds = sorted(
-        ((_bound(block, code, len(rest)), block.n, block.key, block) for block in blocks),
-        reverse=True,
-    )
+        header = _open(space, candidate.block, start, avoid)
+    except FileNotFoundError:
+        return None
+    common = common_prefix(header.meta.token_ids, ids[start:])
+    if common == 0:
+        return None
+    return Step(block=candidate.block, start=start, common=common, header=header)
+
+
+def _open_longest(
+    space: Path,
+    candidates: Sequence[Candidate],
+    ids: TokenIds,
+    start: int,
+    damaged: list[DamagedFile],
+    avoid: Mapping[Path, str],
+) -> list[Step]:
+    """Those with the longest shared prefix, and what was opened to find them; adds to `damaged`."""
     found: list[Step] = []
     best = 0
-    for bound, n, _, block in bounds:
-        # A block that ends inside the prompt can have kept a state at its end: look at each.
-        if bound == 0 or (bound <= best and n > bound):
-            continue
+    for candidate in candidates:
+        if candidate.bound <= best:
+            break
         try:
-            header = _open(space, block, start)
-        except FileNotFoundError:
-            continue
+            step = open_step(space, candidate, ids, start, avoid)
         except DamagedFile as error:
             damaged.append(error)
             continue
-        common = common_prefix(header.meta.token_ids, rest)
-        if common:
-            found.append(Step(block=block, start=start, common=common, header=header))
-            best = max(best, common)
+        if step is not None:
+            found.append(step)
+            best = max(best, step.common)
     found.sort(key=lambda step: (step.common, step.whole), reverse=True)
-    return found, bool(blocks)
+    return found
 
 
-def _bound(block: BlockName, code: str, rest: int) -> int:
-    """At most how many tokens `block` can share with a prompt whose next tokens have `code`."""
-    shared = 0
-    for ours, theirs in zip(code, block.first, strict=False):
-        if ours != theirs:
-            break
-        shared += 1
-    if shared < min(len(block.first), FIRST_TOKENS):
-        return shared
-    return min(block.n, rest)
-
-
-def _open(space: Path, block: BlockName, start: int) -> Header:
+def _open(space: Path, block: BlockName, start: int, avoid: Mapping[Path, str]) -> Header:
     """The verified header of a block's `kv` file: right place, right tokens, right key."""
-    header = read_header(block_path(space, block))
+    path = block_path(space, block)
+    if path in avoid:
+        raise DamagedFile(str(path), avoid[path])
+    header = read_header(path)
     meta = header.meta
     if (
         meta.record != "kv"
