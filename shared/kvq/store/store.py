@@ -22,11 +22,18 @@ from kvq.errors import (
     UnsupportedFormat,
 )
 from kvq.store import layout
-from kvq.store.disk import flush_device, flush_directory, make_directory, publish, store_errors
+from kvq.store.disk import (
+    UNREADABLE,
+    flush_device,
+    flush_directory,
+    make_directory,
+    publish,
+    store_errors,
+)
 from kvq.store.keys import BLOCK, as_ids
 from kvq.store.manifest import Manifest
 from kvq.store.match import End, Match, Reason, match_in_space
-from kvq.store.names import check_name
+from kvq.store.names import check_name, valid_name
 from kvq.store.space import Space
 
 #: Version of the layout of folders. A reader refuses a greater one.
@@ -34,6 +41,9 @@ FORMAT = 1
 
 #: Of two matches of equal length, the one in the more exact codec wins.
 _EXACTNESS = {"raw": 2, "q8": 1, "q4": 0}
+
+#: What the folder of a new store may hold: file systems and network drives put these there.
+_NOT_FOREIGN = {layout.STORE_FILE, "lost+found", "@eaDir", "#recycle", "System Volume Information"}
 
 
 class Store:
@@ -59,15 +69,16 @@ class Store:
         with store_errors(folder):
             if not (folder / layout.STORE_FILE).exists():
                 make_directory(folder)
-                foreign = [p.name for p in folder.iterdir() if not p.name.startswith(".")]
-                if foreign and set(foreign) - {layout.STORE_FILE}:
+                names = {p.name for p in folder.iterdir() if not p.name.startswith(".")}
+                if names - _NOT_FOREIGN:
                     raise StoreNotFound(
                         f"{folder} is not a kvq store and not empty: name a new or empty folder"
                     )
                 facts = {"format": FORMAT, "block": BLOCK, "id": secrets.token_hex(8)}
                 data = (json.dumps(facts, indent=1) + "\n").encode()
-                # Two creators: whoever renames last wins, and both read the result back.
-                publish(folder / layout.STORE_FILE, [data])
+                # Two creators: the first one's identity holds, and both read it back.
+                with contextlib.suppress(FileExistsError):
+                    publish(folder / layout.STORE_FILE, [data], exclusive=True)
                 flush_directory(folder)
         return cls(folder)
 
@@ -100,7 +111,8 @@ class Store:
                 make_directory(folder)
                 data = (json.dumps(space.as_json(), indent=1) + "\n").encode()
                 publish(folder / layout.SPACE_FILE, [data])
-                flush_directory(folder)
+                for directory in (folder, folder.parent, self.path):
+                    flush_directory(directory)
         return folder
 
     def spaces(self, fingerprint: str | None = None) -> list[Space]:
@@ -110,7 +122,7 @@ class Store:
             for folder in _folders(layout.spaces_dir(self.path)):
                 try:
                     space = Space.from_json(json.loads((folder / layout.SPACE_FILE).read_bytes()))
-                except (OSError, ValueError, KeyError, TypeError):
+                except (OSError, *UNREADABLE):
                     continue
                 if space.digest == folder.name and fingerprint in (None, space.fingerprint):
                     found.append(space)
@@ -146,6 +158,7 @@ class Store:
         return Match(**{**_fields(best), "spaces": ranking})
 
     def _no_space(self, fingerprint: str, codecs: Sequence[str] | None) -> Reason:
+        self.check()  # a share that is not mounted looks empty too
         others = self.spaces()
         if any(space.fingerprint == fingerprint for space in others):
             have = sorted({s.codec for s in others if s.fingerprint == fingerprint})
@@ -187,14 +200,20 @@ class Store:
             names = os.listdir(folder) if folder.is_dir() else []
         return sorted(n.removesuffix(".json") for n in names if _is_manifest(n))
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Publish a manifest durably; one of the same name is replaced. Raises StoreUnavailable."""
+    def write_manifest(self, manifest: Manifest, *, exclusive: bool = False) -> None:
+        """Publish a manifest durably; one of the same name is replaced.
+
+        Its blocks must be held (see `kvq.store.hold`) right before, so that no sweep takes them.
+        Raises StoreUnavailable, whose cause is FileExistsError when `exclusive` and the name is
+        taken.
+        """
         path = layout.manifest_path(self.path, check_name(manifest.name))
         with store_errors(path):
             self.check()
             make_directory(path.parent)
-            publish(path, [manifest.encode()])
+            publish(path, [manifest.encode()], exclusive=exclusive)
             flush_directory(path.parent)
+            flush_directory(self.path)
             flush_device(path)
 
     def remove_manifest(self, name: str) -> None:
@@ -213,8 +232,8 @@ class Store:
     def quarantine(self, damage: DamagedFile) -> bool:
         """Move a damaged file out of readers' way, with the reason beside it.
 
-        Returns whether it was moved; False when this process may not write to the store, or when
-        another has moved it already.
+        Returns whether it is out of the way, whoever moved it; False when this process may not
+        write to the store.
         """
         source = Path(damage.path)
         target = layout.quarantine_dir(self.path) / f"{time.time_ns()}-{source.name}"
@@ -222,9 +241,12 @@ class Store:
         try:
             make_directory(target.parent)
             os.rename(source, target)
-            publish(target.with_suffix(".json"), [(json.dumps(note) + "\n").encode()])
+        except FileNotFoundError:
+            return True
         except OSError:
             return False
+        with contextlib.suppress(OSError):
+            publish(layout.quarantine_note(target), [(json.dumps(note) + "\n").encode()])
         return True
 
     def _read_store_file(self) -> dict[str, Any]:
@@ -233,6 +255,7 @@ class Store:
             with store_errors(path):
                 facts = json.loads(path.read_bytes())
                 version, block, _ = facts["format"], facts["block"], facts["id"]
+                newer = version > FORMAT or block != BLOCK
         except StoreUnavailable as error:
             if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
                 raise StoreNotFound(
@@ -240,9 +263,9 @@ class Store:
                     "mounted? A new store is made by `kvq run` or `kvq submit --create-store`."
                 ) from None
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             raise DamagedFile(str(path), f"cannot be read ({error})") from error
-        if version > FORMAT or block != BLOCK:
+        if newer:
             raise UnsupportedFormat(
                 f"{path}: format {version} with blocks of {block} tokens; this kvq reads format "
                 f"{FORMAT} with {BLOCK}: upgrade kvq on this machine"
@@ -266,4 +289,4 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _is_manifest(name: str) -> bool:
-    return name.endswith(".json") and not name.startswith(".")
+    return name.endswith(".json") and valid_name(name.removesuffix(".json"))

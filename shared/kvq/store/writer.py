@@ -8,6 +8,7 @@ outlive the process, not a power cut.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,8 @@ from kvq.store.store import Store
 
 #: Bytes handed over and not yet written, above which `submit` waits for the disk.
 MAX_WAITING_BYTES = 1 << 30
+
+_TRIES = 3
 
 
 class Writer:
@@ -78,15 +81,25 @@ class Writer:
         try:
             with store_errors(path):
                 self._store.check()
-                make_directory(path.parent)
-                written = write_block(path, meta, tensors, durable=not checkpoint)
+                written = self._publish(path, meta, tensors, durable=not checkpoint)
             with self._changed:
                 if checkpoint:
                     self.checkpoint_bytes += written
                 else:
                     self.bytes_written += written
-                    self._directories.update((path.parent, path.parent.parent))
+                    # Each directory up to the space's may be new, so its name is flushed too.
+                    self._directories.update(path.parents[:4])
         finally:
             with self._changed:
                 self._waiting -= size
                 self._changed.notify_all()
+
+    def _publish(
+        self, path: Path, meta: BlockMeta, tensors: Sequence[Tensor], *, durable: bool
+    ) -> int:
+        for _ in range(_TRIES - 1):
+            make_directory(path.parent)
+            with contextlib.suppress(FileNotFoundError):  # a sweep removed the empty directory
+                return write_block(path, meta, tensors, durable=durable)
+        make_directory(path.parent)
+        return write_block(path, meta, tensors, durable=durable)
