@@ -7,7 +7,7 @@ from zoo.fields import EXPERTS, TWO_HEADS
 
 # fmt: off
 EXPERTS = (
-    arch("Klear", "KK", **EXPERTS),
+    arch("Klear", "KK", **EXPERTS, **TWO_HEADS),
     arch("bailing_moe", "KK", **EXPERTS, **TWO_HEADS),
     arch("dbrx", "KK", d_model=64, n_layers=2, n_heads=2,
          ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zoo.architecture import arch
-from zoo.fields import EXPERTS, LATENTS
+from zoo.fields import EXPERTS, LATENTS, TWO_PAIRS
 
 # fmt: off
 _DEEPSEEK = {**EXPERTS, **LATENTS, "moe_layer_freq": 1}
@@ -29,8 +29,8 @@ LATENT = (
     arch("longcat_flash", "(KK)(KK)", **_LONGCAT),
     arch("longcat_flash_ngram", "A(KK)(KK)", **_LONGCAT, ngram_vocab_size_ratio=4,
          emb_neighbor_num=3, emb_split_num=2),
-    arch("minicpm3", "KK", **LATENTS, dim_model_base=32, scale_depth=1.4, scale_emb=2.0,
-         rope_scaling={
+    arch("minicpm3", "KK", **{**LATENTS, **TWO_PAIRS}, dim_model_base=32, scale_depth=1.4,
+         scale_emb=2.0, rope_scaling={
          "type": "longrope", "short_factor": [1.0] * 16, "long_factor": [1.0] * 16,
          "original_max_position_embeddings": 4096}),
     arch("minimax_m3_vl", "(K)(KK)", text_config={

@@ -22,7 +22,7 @@ PLAIN = (
     arch("llama-64", "KK", module="llama", head_dim=64, tie_word_embeddings=True),
     arch("llama-80", "KK", module="llama", head_dim=80, notes="head_dim 80: no group size divides"),
     arch("llama-96", "KK", module="llama", head_dim=96, notes="head_dim 96: groups of 32 only"),
-    arch("apertus", "KK", post_norm=False, qk_norm=True),
+    arch("apertus", "KK", **TWO_HEADS, post_norm=False, qk_norm=True),
     arch("cohere", "KK", **TWO_HEADS, use_qk_norm=True, logit_scale=0.5),
     arch("ernie4_5", "KK", use_bias=False),
     arch("exaone", "KK", **TWO_HEADS, num_layers=2),
@@ -48,10 +48,10 @@ PLAIN = (
     arch("nanbeige", "KKKK", num_loops=2, notes="two passes over the layers, a cache for each"),
     arch("nanochat", "KK", **TWO_PAIRS),
     arch("nemotron", "KK", hidden_act="relu2"),
-    arch("nemotron-nas", "KK", num_hidden_layers=3, block_configs=[
-        {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.5}},
+    arch("nemotron-nas", "KK", **TWO_HEADS, num_hidden_layers=3, block_configs=[
+        {"attention": {"n_heads_in_group": 1}, "ffn": {"ffn_mult": 1.5}},
         {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1.5}},
-        {"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}},
+        {"attention": {"n_heads_in_group": 2}, "ffn": {"no_op": True}},
     ], notes="a layer without attention has no cache"),
     arch("olmo2", "KK"),
     arch("openelm", "KK", num_transformer_layers=2, model_dim=64, ffn_dim_divisor=16,
