@@ -35,7 +35,7 @@ run: $(INSTALLED) demo-model blas ## prefill the example prompts, then resume on
 	@echo "resuming the last prompt, with a few words more:"
 	@tail -n 1 $(PROMPTS) \
 	  | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["prompt"], "The first boat", end="")' \
-	  | $(KVQ_ENV) $(BIN)/kvq generate --store $(STORE) --model $(MODEL) --stdin --compare-cold --max-tokens 24
+	  | $(KVQ_ENV) $(BIN)/kvq generate --store $(STORE) --model $(MODEL) --stdin --compare-cold --max-tokens 10
 
 test: lint demo-model blas ## lint, type check, and all tests
 	@$(PYTEST) -n auto tests/unit
