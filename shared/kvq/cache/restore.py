@@ -11,6 +11,8 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -28,9 +30,11 @@ from kvq.cache.leaves import leaf_caches
 from kvq.codec import LayerCoding
 from kvq.errors import DamagedFile, UnsupportedModel
 from kvq.store.blockfile import Header, read_data, read_into
-from kvq.store.match import Match
+from kvq.store.disk import store_errors, unavailable
+from kvq.store.match import Match, ended_by_damage, match_in_space
 from kvq.store.restorable import Part, RestorePlan
 from kvq.store.space import Leaf, Space
+from kvq.store.use import note_use
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -44,30 +48,42 @@ def restore(
 
     `threads` read in parallel (default: the machine's cores, at most 16).
     """
-    reason = match.reason
+    plan = match.plan_at(upto)
+    avoid: dict[Path, str] = {}
     while True:
-        plan = match.plan_at(upto)
         try:
             caches = _restore(plan, match.space, model, threads or min(16, os.cpu_count() or 1))
             logits = _logits(plan.logits)
         except (DamagedFile, FileNotFoundError) as error:
             # A file is bad, or a sweep took it meanwhile: what is before it still stands.
-            match = _match_without(match, error)
-            reason, upto = match.reason, None if upto is None else min(upto, match.tokens)
+            match = _match_without(match, error, avoid)
+            plan = match.plan if upto is None else match.plan_upto(min(upto, match.resume_tokens))
             continue
+        except OSError as error:
+            raise unavailable(error, plan.kv[0].header.path) from error
+        note_use(plan)
         container = KVCacheContainer(caches, tokens=plan.tokens, logits=logits)
-        container.reason = reason
+        container.reason = match.reason
         return container
 
 
-def _match_without(match: Match, error: DamagedFile | FileNotFoundError) -> Match:
+def _match_without(
+    match: Match, error: DamagedFile | FileNotFoundError, avoid: dict[Path, str]
+) -> Match:
+    """The match once more, now that a file of it is gone or has proved bad.
+
+    A bad file that this process may not put aside is added to `avoid`.
+    """
     assert match.store is not None
     assert match.space is not None
-    if isinstance(error, DamagedFile):
-        moved = match.store.quarantine(error)
-        if not moved:
-            raise error
-    return match.store.match(match.space.fingerprint, match.ids, codecs=[match.space.codec])
+    if isinstance(error, DamagedFile) and not match.store.quarantine(error):
+        avoid[Path(error.path)] = error.reason
+    folder = match.store.space_folder(match.space)
+    with store_errors(folder):
+        again = match_in_space(match.store, match.space, folder, match.ids, avoid)
+    if isinstance(error, DamagedFile) and again.tokens < match.tokens:
+        again = replace(again, reason=ended_by_damage(error, again.tokens))
+    return again
 
 
 def _restore(plan: RestorePlan, space: Space | None, model: Any, threads: int) -> Sequence[Any]:
