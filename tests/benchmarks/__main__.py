@@ -34,5 +34,21 @@ def restore(
     run(shape, tokens, codec=codec, runs=runs, folder=folder, cold=cold)
 
 
+@main.command("prefill-overhead")
+@_shape
+@_tokens
+@_codec
+@_runs
+@_folder
+@click.option("--step", default=2048, show_default=True, help="Tokens in a chunk.")
+def prefill_overhead(
+    shape: str, tokens: int, codec: str, runs: int, folder: str | None, step: int
+) -> None:
+    """A whole job with its files on the disk, against the bare prefill."""
+    from benchmarks.save import run
+
+    run(shape, tokens, codec=codec, runs=runs, folder=folder, step=step)
+
+
 if __name__ == "__main__":
     main()

@@ -71,8 +71,9 @@ def run(shape: str, tokens: int, *, codec: str, runs: int, folder: str | None, c
         show(title, ways.time(), against="stock load_prompt_cache")
 
 
-def _fill(store: Store, model: CacheOnly, ids: Any, codec: str) -> None:
-    loaded = LoadedModel(
+def loaded(model: Any) -> LoadedModel:
+    """A model as the library takes it, without a folder."""
+    return LoadedModel(
         name="benchmark",
         folder=Path(),
         fingerprint="benchmark",
@@ -81,8 +82,11 @@ def _fill(store: Store, model: CacheOnly, ids: Any, codec: str) -> None:
         model=model,
         tokenizer=None,
     )
+
+
+def _fill(store: Store, model: CacheOnly, ids: Any, codec: str) -> None:
     request = PrefillRequest(token_ids=ids, name="benchmark", codec=codec)
-    Prefiller(store, loaded, step=2048).run(request)
+    Prefiller(store, loaded(model), step=2048).run(request)
 
 
 def _check_equal(ours: Any, stock: Any) -> None:

@@ -31,8 +31,8 @@ STATE_CHECKPOINT = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
-    """A file whose arrays are built and not yet evaluated."""
+class BuiltFile:
+    """A file whose arrays are built, and perhaps not evaluated yet."""
 
     path: Path
     meta: BlockMeta
@@ -44,8 +44,9 @@ class Recorder:
     """Records one prompt into one space.
 
     `kept` are the kept positions (tokens); `all_windows` keeps every window record. Call `begin`
-    with restored caches, or start at 0. After each chunk call `capture`, evaluate `arrays()` with
-    the chunk, then `hand_over`. A chunk must end at each kept position if the model has states.
+    with restored caches, or start at 0. For each chunk call `capture`, evaluate `arrays()` with the
+    chunk, then `hand_over` what `take` gave. A chunk must end at each kept position if the model
+    has states.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Recorder:
         self._rows = [GroupRows(group) for group in groups_of(space.leaves)]
         self._all_windows = all_windows
         self._chain: list[BlockName] = []
-        self._files: list[_File] = []
+        self._files: list[BuiltFile] = []
         self._checkpoints: list[tuple[int, Path]] = []
         self._last_state = 0
 
@@ -104,18 +105,22 @@ class Recorder:
         self._build("logits", block, self.position - block.n, {"logits": logits})
 
     def arrays(self) -> list[mx.array]:
-        """Everything that `hand_over` and the next `capture` read: evaluate it with the chunk."""
+        """What the files built and the next `capture` read: evaluate it with the chunk."""
         built = [array for file in self._files for array in file.arrays.values()]
         return built + [array for rows in self._rows for array in rows.arrays()]
 
-    def hand_over(self) -> None:
-        """Give the evaluated files to the writer."""
-        for file in self._files:
+    def take(self) -> list[BuiltFile]:
+        """The files built since the last call."""
+        files, self._files = self._files, []
+        return files
+
+    def hand_over(self, files: Sequence[BuiltFile]) -> None:
+        """Give files to the writer, once their arrays are evaluated."""
+        for file in files:
             tensors = [_tensor(name, array) for name, array in file.arrays.items()]
             self._writer.submit(file.path, file.meta, tensors, checkpoint=file.checkpoint)
             if file.checkpoint:
                 self._checkpoints.append((file.meta.end, file.path))
-        self._files.clear()
         self._drop_checkpoints(self.position - self._needs.window - STATE_CHECKPOINT - BLOCK)
 
     def stems(self) -> tuple[str, ...]:
@@ -239,7 +244,7 @@ class Recorder:
             low=low,
             groups=tuple(groups),
         )
-        self._files.append(_File(path=path, meta=meta, arrays=arrays, checkpoint=checkpoint))
+        self._files.append(BuiltFile(path=path, meta=meta, arrays=arrays, checkpoint=checkpoint))
 
     def _drop_checkpoints(self, before: int) -> None:
         passed = [path for end, path in self._checkpoints if end <= before]

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvq.cache.container import KVCacheContainer
-from kvq.cache.recorder import Recorder
+from kvq.cache.recorder import BuiltFile, Recorder
 from kvq.prefill.gate import Gate
 from kvq.prefill.schedule import chunk_ends
 from kvq.store.keys import TokenIds
@@ -54,18 +54,26 @@ def compute(
         last_alone=task.keep_logits,
     )
     done = start
+    flying: list[BuiltFile] = []
     for end in ends:
         gate.replay(caches, done)
         logits = task.model(mx.array(ids[done:end])[None], cache=caches)[0]
         recorder.capture(caches, end)
         if task.keep_logits and end == len(ids):
             recorder.keep_logits(logits[-1])
+        states = [cache.state for cache in caches]
         # The logits of a chunk that nobody listens to are never evaluated.
-        heard = gate.listen(logits, end)
-        mx.eval([cache.state for cache in caches], recorder.arrays(), heard)
-        recorder.hand_over()
+        built = [states, recorder.arrays(), gate.listen(logits, end)]
+        mx.async_eval(built)  # type: ignore[no-untyped-call]
+        # While the device computes this chunk, the one before goes to the writer's threads.
+        landed, flying = flying, recorder.take()
+        recorder.hand_over(landed)
+        if done > start:
+            on_chunk(done, len(ids))
+        mx.eval(states)
         mx.clear_cache()
         done = end
         caches.advance(end - caches.tokens)
-        on_chunk(done, len(ids))
+    recorder.hand_over(flying)
+    on_chunk(done, len(ids))
     return time.monotonic() - began
