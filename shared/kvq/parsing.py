@@ -40,6 +40,17 @@ def globs(raw: str) -> tuple[str, ...]:
     return patterns
 
 
+def choice(*accepted: str) -> Callable[[str], str]:
+    """Parser of one of the `accepted` words."""
+
+    def parse(raw: str) -> str:
+        if raw.strip() not in accepted:
+            raise ValueError(f"{raw!r} is not one of {', '.join(accepted)}")
+        return raw.strip()
+
+    return parse
+
+
 def integer(low: int, high: int) -> Callable[[str], int]:
     """Parser of whole numbers from `low` to `high`."""
 

@@ -39,6 +39,7 @@ class Settings:
     grace: float = 300.0
     lease: float = 8.0
     heartbeat: float = 2.0
+    log_format: str = "text"
     parent: int | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +126,8 @@ VARIABLES = (
              "silence after which a worker counts as dead and its job runs elsewhere"),
     Variable("KVQ_HEARTBEAT", "heartbeat", _heartbeat, "2s",
              "pause between a worker's signs of life, at most a third of KVQ_LEASE"),
+    Variable("KVQ_LOG_FORMAT", "log_format", parsing.choice("text", "json"), "text",
+             "how a worker's log is written: `text`, or `json`, an object a line"),
     Variable("KVQ_PARENT", "parent", parsing.integer(1, 1 << 31), "none",
              "process whose end is the worker's too; `kvq run` sets it"),
 )

@@ -145,7 +145,7 @@ class FetchingWorker(SimpleWorker):  # type: ignore[misc]
             if job.get_status(refresh=False) == JobStatus.QUEUED:
                 job.origin = queue.name
                 job.redis_server_version = self.get_redis_server_version()
-                log.info("%s: %s (%s)", queue.name, job.description, job.id)
+                log.debug("%s: %s (%s)", queue.name, job.description, job.id)
                 return job, queue
             self._forget_popped(job.id)
 

@@ -12,10 +12,14 @@ from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from kvq.queue.keys import FIELD_OUTCOME
+from kvq.queue import tally
+from kvq.queue.keys import FIELD_OUTCOME, RQ
 from kvq.queue.messages import JOB_FUNCTION
 from kvq.queue.results import State
 from kvq_worker.untrusted import sanitized
+
+#: Field of RQ's hash of a worker: the model of the last prompt that it stored.
+FIELD_MODEL = "kvq_model"
 
 #: Payload of a finished job: what is stored need not be kept in Redis too.
 _SPENT = zlib.compress(json.dumps([JOB_FUNCTION, None, [], {}]).encode())
@@ -74,3 +78,24 @@ class KvqJob(Job):  # type: ignore[misc]
                 fields["data"] = _SPENT
         fields.pop("result", None)
         return fields
+
+    # RQ hands its transaction to these; the totals change with the job or not at all.
+
+    def _handle_success(self, result_ttl: Any, pipeline: Any, *args: Any, **kwargs: Any) -> None:
+        super()._handle_success(result_ttl, pipeline, *args, **kwargs)
+        result = self._result
+        if isinstance(result, dict) and "status" in result:
+            caches = len(self.args[0].get("caches", ())) if result["status"] == State.STORED else 0
+            tally.count_result(pipeline, self.origin, result, caches=caches)
+            if worker := kwargs.get("worker_name"):
+                pipeline.hset(f"{RQ}:worker:{worker}", FIELD_MODEL, result.get("model", ""))
+
+    def _handle_failure(self, exc_string: str, pipeline: Any, *args: Any, **kwargs: Any) -> None:
+        super()._handle_failure(exc_string, pipeline, *args, **kwargs)
+        died = "AbandonedJobError" in exc_string[-4000:]
+        tally.count_failure(pipeline, self.origin, "worker_died" if died else "worker_failed")
+
+    def retry(self, queue: Any, pipeline: Any) -> None:
+        """Run the job again."""
+        super().retry(queue, pipeline)
+        tally.count_retry(pipeline, self.origin)

@@ -29,6 +29,12 @@ class Stores:
         if self._own is not None:
             _check_writable(self._opened(self._own), self._min_free)
 
+    @property
+    def own_id(self) -> str:
+        """Identity of the worker's own store; empty without one, and before it was opened."""
+        store = self._known.get(self._own) if self._own is not None else None
+        return store.id if store is not None else ""
+
     def find(self, wanted: str | None) -> Store:
         """The store that a job wants, None for the worker's own, ready to be written to.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from importlib.metadata import version
 from typing import Any
 
 from rq import worker_registration
 from rq.worker import WorkerStatus
 
 from kvq.errors import Stopped, StoreError, StoreUnavailable
+from kvq_worker import logs
 from kvq_worker.control import Cause, Control
 from kvq_worker.fetching import FAILED_EXIT_STATUS, FetchingWorker
 from kvq_worker.heartbeat import Heartbeat
@@ -46,6 +48,7 @@ class ResidentWorker(FetchingWorker):
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """RQ's loop. Ends the process with a status other than 0 when it cannot go on."""
+        logs.set_up(self.settings.log_format)
         try:
             self.stores.check_own()
         except StoreError as error:
@@ -141,6 +144,7 @@ class ResidentWorker(FetchingWorker):
             self._give_up(job, execution, "lost", Cause.LOST.value)
             return
         super()._finalize_success(job, queue, execution, return_value)
+        logs.job_ended(job, self.name, return_value)
         queue.enqueue_dependents(job)
 
     def _finalize_failure(self, job: Any, queue: Any, execution: Any, exc_info: Any) -> None:
@@ -165,13 +169,19 @@ class ResidentWorker(FetchingWorker):
         assert self._lease is not None
         self._lease.end(how)
         self.executions.pop(execution.id, None)
-        log.info("%s: %s (%s)", job.id, why, how)
+        logs.job_given_up(job, self.name, how, why)
 
     def request_stop_execution(self, execution_id: str) -> None:
         """Stop a job at its next chunk, as RQ's own commands ask."""
         control = self._control
         if control is not None and execution_id in self.executions:
             control.stop(Cause.CANCELED)
+
+    def serialize(self) -> dict[str, Any]:
+        """RQ's facts of a worker, and with which kvq and on which store it works."""
+        facts: dict[str, Any] = super().serialize()
+        store = self.stores.own_id
+        return {**facts, "kvq_version": version("kvq"), **({"kvq_store": store} if store else {})}
 
     def _register_again(self) -> None:
         self.connection.hset(self.key, mapping=self.serialize())

@@ -15,6 +15,9 @@ from kvq_producer import options
 @click.option("--models", help="Models that it may load: names and globs.  [KVQ_MODELS, or *]")
 @click.option("--burst", is_flag=True, help="End when the queue is empty.")
 @click.option(
+    "--log-format", type=click.Choice(["text", "json"]), help="How its log is written.  [text]"
+)
+@click.option(
     "--print-environment", is_flag=True, help="Print what makes a plain `rq worker` the same."
 )
 @options.redis_url
@@ -24,6 +27,7 @@ def worker(
     store: str | None,
     models: str | None,
     burst: bool,
+    log_format: str | None,
     print_environment: bool,
     redis_url: str | None,
     queue: str | None,
@@ -36,7 +40,7 @@ def worker(
     from kvq_worker.environment import worker_command, worker_environment
 
     given = {"KVQ_REDIS_URL": redis_url, "KVQ_QUEUE": queue, "KVQ_STORE": store,
-             "KVQ_MODELS": models}  # fmt: skip
+             "KVQ_MODELS": models, "KVQ_LOG_FORMAT": log_format}  # fmt: skip
     base = {**os.environ, **{name: value for name, value in given.items() if value}}
     environment = worker_environment(base)
     if print_environment:
