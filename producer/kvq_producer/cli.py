@@ -1,12 +1,14 @@
 """The `kvq` command: a table of sub-commands, each imported when it is used, and one error handler.
 
-A command is a module `commands/<name>.py` with a click command of that name, and a line in
-`COMMANDS`. Modules of commands import with nothing but the base installed.
+A command is a module `commands/<name>.py` with a click command of that name (`import_` where Python
+has the word itself), and a line in `COMMANDS`. Modules of commands import with nothing but the base
+installed.
 """
 
 from __future__ import annotations
 
 import importlib
+import keyword
 import signal
 import sys
 import traceback
@@ -39,6 +41,8 @@ COMMANDS = {
     "cancel": Listed(_FLEET, "Cancel a batch.", "producer"),
     "retry": Listed(_FLEET, "Run what failed of a batch again.", "producer"),
     "worker": Listed(_FLEET, "Start a worker on this machine.", "worker"),
+    "export": Listed(_STORE, "Write a cache as a file that mlx-lm reads.", "mlx"),
+    "import": Listed(_STORE, "Store a file that mlx-lm wrote.", "mlx"),
     "generate": Listed(_USE, "Generate text after a prompt, resuming from the store.", "mlx"),
 }
 
@@ -56,8 +60,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"kvq_producer.commands.{cmd_name.replace('-', '_')}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        word = cmd_name.replace("-", "_") + ("_" if keyword.iskeyword(cmd_name) else "")
+        module = importlib.import_module(f"kvq_producer.commands.{word}")
+        command: click.Command = getattr(module, word)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

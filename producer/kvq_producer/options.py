@@ -65,6 +65,23 @@ output = click.option(
 batch = click.argument("batch", required=False)
 
 
+def _json_object(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
+    if value is None:
+        return {}
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise click.BadParameter(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise click.BadParameter("not a JSON object")
+    return found
+
+
+metadata = click.option(
+    "--metadata", metavar="JSON", callback=_json_object, help="Kept with each cache."
+)
+
+
 def prompts_options(function: Function) -> Function:
     """The prompts file, and what is to become of its prompts: arguments of `Wish`."""
     for option in reversed(
@@ -104,9 +121,7 @@ def prompts_options(function: Function) -> Function:
                 help="Lifetime of the caches, such as 30d.",
             ),
             click.option("--pin", is_flag=True, help="Never collect the caches."),
-            click.option(
-                "--metadata", metavar="JSON", callback=_json_object, help="Kept with each cache."
-            ),
+            metadata,
             click.option(
                 "--skip-invalid", is_flag=True, help="Leave out the lines that have a fault."
             ),
@@ -114,15 +129,3 @@ def prompts_options(function: Function) -> Function:
     ):
         function = option(function)
     return function
-
-
-def _json_object(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
-    if value is None:
-        return {}
-    try:
-        found = json.loads(value)
-    except ValueError as error:
-        raise click.BadParameter(f"not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise click.BadParameter("not a JSON object")
-    return found

@@ -75,7 +75,8 @@ def test_every_listed_command_is_a_click_command_of_its_name() -> None:
         assert command.name == name
     assert group.get_command(context, "nonsense") is None
     folder = Path(cli.__file__).parent / "commands"
-    files = {path.stem.replace("_", "-") for path in folder.glob("*.py")} - {"--init--"}
+    names = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    files = {name.removesuffix("_").replace("_", "-") for name in names}
     assert files == set(cli.COMMANDS)
 
 

@@ -98,6 +98,14 @@ def caches_of(
     return tuple(caches), tuple(one.name or shared for one in wanted)
 
 
+def default_name(word: str, key: bytes, *, model: str, adapter: str | None, codec: str) -> str:
+    """The name that a nameless prompt gets whose custom id is `word` and chain key `key`."""
+    group = Group(
+        model=_place(model), adapter=None if adapter is None else _place(adapter), codec=codec
+    )
+    return f"{_file_word(word)}-{content_digest(group, key)}"
+
+
 def content_digest(group: Group, key: bytes) -> str:
     """12 hex digits of what a nameless cache holds, so that it gets the same name every time."""
     facts = json.dumps([group.model, group.adapter, group.codec])
