@@ -52,13 +52,14 @@ class GuardedProcess:
 
     def poll(self) -> int | None:
         """Exit status of the child, None while it runs."""
-        return self._shell.poll()
+        status = self._shell.poll()
+        if status is not None:
+            self._let_go()
+        return status
 
     def stop(self, seconds: float) -> int:
         """Tell the child to end (SIGTERM), kill it after `seconds`; returns its exit status."""
-        with contextlib.suppress(OSError):
-            assert self._shell.stdin is not None
-            self._shell.stdin.close()
+        self._let_go()
         try:
             return self._shell.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -69,6 +70,11 @@ class GuardedProcess:
         """End the child and its guard at once (SIGKILL)."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._shell.pid, signal.SIGKILL)
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(OSError):
+            assert self._shell.stdin is not None
+            self._shell.stdin.close()
 
     def last_lines(self, count: int = 20) -> str:
         """The end of the child's output."""

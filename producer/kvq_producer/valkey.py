@@ -82,6 +82,7 @@ class EmbeddedServer:
     def revive(self) -> None:
         """Start the server again at the same address when it has died."""
         if self._process is not None and not self.alive:
+            self._process.stop(_STOP_SECONDS)
             self._launch()
 
     def stop(self) -> None:

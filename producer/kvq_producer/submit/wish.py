@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,12 @@ def default_name(word: str, key: bytes, *, model: str, adapter: str | None, code
 
 def content_digest(group: Group, key: bytes) -> str:
     """12 hex digits of what a nameless cache holds, so that it gets the same name every time."""
-    facts = json.dumps([group.model, group.adapter, group.codec])
-    return blake2b(key + facts.encode(), digest_size=6).hexdigest()
+    return blake2b(key + _group_facts(group), digest_size=6).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _group_facts(group: Group) -> bytes:
+    return json.dumps([group.model, group.adapter, group.codec]).encode()
 
 
 def _place(name: str) -> str:

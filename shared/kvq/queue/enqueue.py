@@ -22,6 +22,8 @@ CALL = 100
 #: How often a job is run again after its worker died or failed.
 RETRIES = 3
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobToEnqueue:
@@ -106,7 +108,7 @@ def run_script(connection: Any, script: str) -> Callable[..., Any]:
 
 def _arguments(job: JobToEnqueue) -> list[Any]:
     call: list[Any] = [JOB_FUNCTION, None, [job.message.encode()], {}]
-    data = zlib.compress(json.dumps(call, separators=(",", ":")).encode(), 1)
+    data = zlib.compress(_encode(call).encode(), 1)
     place = "L" if job.front else "R"
     return [job.id, place, int(job.trust), data, describe(job.message), len(job.parents),
             *job.parents]  # fmt: skip

@@ -26,6 +26,7 @@ WINDOW_RECORDS = ("kept", "all")
 #: Bytes in the largest job, as JSON.
 MAX_PAYLOAD = MAX_TOKENS * 4 * 4 // 3 + (4 << 20)
 MAX_METADATA = 64 << 10
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _MAX_TEXT, _MAX_LIST, _MAX_SECONDS = 1024, 100_000, 1e10
 
 
@@ -158,7 +159,7 @@ class PrefillMessage:
         for name in ("prefix", "tail", "custom_ids", "batch"):
             work.pop(name, None)
         digest = blake2b(content, digest_size=16, person=b"kvq-job")
-        digest.update(json.dumps(work, sort_keys=True, separators=(",", ":")).encode())
+        digest.update(_canonical(work).encode())
         return digest.hexdigest()
 
 
