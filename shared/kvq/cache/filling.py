@@ -1,0 +1,185 @@
+"""From files to landings: threads read and check, and rows go where they belong.
+
+Raw rows are read straight to their place where memory is unified. Quantized ones are decoded on
+the device, block by block, so that little is in memory twice. A card with memory of its own gets
+both through staging buffers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from kvq import codec as codecs
+from kvq.cache.dtypes import from_safetensors, to_array
+from kvq.cache.groups import Group, tensor_name
+from kvq.cache.landing import Landing
+from kvq.cache.staging import Slot, Staging, is_discrete, staging_for
+from kvq.codec import LayerCoding
+from kvq.errors import DamagedFile
+from kvq.store.blockfile import Header, TensorInfo, read_data, read_into
+from kvq.store.restorable import Part
+
+Result = TypeVar("Result")
+
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def fill(landings: list[Landing], parts: Sequence[Part], threads: int) -> None:
+    """Put the rows of every part into the landings, one for each group of the files.
+
+    Raises DamagedFile, OSError; the landings are worthless then.
+    """
+    groups = [landing.group for landing in landings]
+    for part in parts:
+        _check_groups(part.header, groups)
+    with ThreadPoolExecutor(threads, thread_name_prefix="kvq-read") as pool:
+        if is_discrete():
+            _fill_staged(landings, parts, pool)
+        elif _is_lossy(parts[0].header):
+            _fill_decoded(landings, parts, pool, ahead=2 * threads)
+        else:
+            for landing in landings:
+                landing.open_views()
+            _read_all(landings, parts, pool, ahead=2 * threads)
+
+
+def _read_all(
+    landings: list[Landing], parts: Sequence[Part], pool: ThreadPoolExecutor, ahead: int
+) -> None:
+    for _ in _in_order(pool, lambda part: _read_raw(landings, part), parts, ahead):
+        pass
+
+
+def _fill_decoded(
+    landings: list[Landing], parts: Sequence[Part], pool: ThreadPoolExecutor, ahead: int
+) -> None:
+    for part, data in _in_order(pool, lambda one: read_data(one.header), parts, ahead):
+
+        def host(info: TensorInfo, data: npt.NDArray[np.uint8] = data) -> mx.array:
+            return to_array(data[info.start : info.end], from_safetensors(info.dtype), info.shape)
+
+        _put(landings, part, host)
+        mx.eval([landing.arrays() for landing in landings])
+
+
+def _fill_staged(landings: list[Landing], parts: Sequence[Part], pool: ThreadPoolExecutor) -> None:
+    staging = staging_for(max(part.header.data_bytes for part in parts))
+    left = deque(parts)
+    flying: deque[tuple[Part, Slot, Future[None]]] = deque()
+    put: list[Slot] = []
+    while left or flying:
+        while left and staging.free:
+            part, slot = left.popleft(), staging.take()
+            view = slot.view[: part.header.data_bytes].data
+            flying.append((part, slot, pool.submit(read_into, part.header, [view])))
+        try:
+            part, slot, future = flying.popleft()
+            future.result()
+        except BaseException:
+            _recall(staging, [slot, *put, *(one for _, one, _ in flying)], flying)
+            raise
+        _put(landings, part, slot.tensor)
+        put.append(slot)
+        # Half of the buffers are copied from while the threads fill the other half.
+        if len(put) > len(flying) or not flying:
+            mx.eval([landing.arrays() for landing in landings])
+            while put:
+                staging.give_back(put.pop())
+
+
+def _recall(
+    staging: Staging, slots: Sequence[Slot], flying: Sequence[tuple[Part, Slot, Future[None]]]
+) -> None:
+    """Give all buffers back once no thread writes to them any more."""
+    for _, _, future in flying:
+        future.cancel()
+    for _, _, future in flying:
+        if not future.cancelled():
+            future.exception()
+    for slot in slots:
+        staging.give_back(slot)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, read: Callable[[Part], Result], parts: Sequence[Part], ahead: int
+) -> Iterator[tuple[Part, Result]]:
+    """Results in the order of the parts, with at most `ahead` of them under way."""
+    waiting: deque[tuple[Part, Future[Result]]] = deque()
+    try:
+        for part in parts:
+            waiting.append((part, pool.submit(read, part)))
+            if len(waiting) > ahead:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    finally:
+        for _, future in waiting:
+            future.cancel()
+
+
+def _read_raw(landings: list[Landing], part: Part) -> None:
+    """Read a file straight to where its rows go, or through a buffer where only some are wanted."""
+    header = part.header
+    low, count = part.low - header.meta.low, part.high - part.low
+    views: list[memoryview] = []
+    copies: list[tuple[Landing, int, npt.NDArray[np.uint8]]] = []
+    for number, landing in enumerate(landings):
+        for side, (name, _) in enumerate(landing.group.sides()):
+            info = header.tensors[tensor_name(number, name, "")]
+            whole = low == 0 and info.shape[2] == count
+            slabs = landing.slabs(side, part.start, count) if whole else None
+            if slabs is None:
+                buffer = np.empty(info.end - info.start, np.uint8)
+                slabs = [buffer.data]
+                words = buffer.view(_WORDS[from_safetensors(info.dtype).size])
+                copies.append((landing, side, words.reshape(info.shape)))
+            views.extend(slabs)
+    read_into(header, views)
+    for landing, side, rows in copies:
+        landing.put_host(side, part.start, rows[:, :, low : low + count])
+
+
+def _put(landings: list[Landing], part: Part, tensor: Callable[[TensorInfo], mx.array]) -> None:
+    """Decode a part on the device and put it in place. Lazy."""
+    low = part.low - part.header.meta.low
+    for number, landing in enumerate(landings):
+        described = part.header.meta.groups[number]
+        for index, (side, one) in enumerate(landing.group.sides()):
+            coding = LayerCoding.from_json(described[side]["coding"])
+            parts = {
+                name: tensor(info) for name, info in _tensors(part.header, number, side).items()
+            }
+            kept = codecs.take(parts, low, low + part.high - part.low)
+            landing.put(index, part.start, codecs.decode(kept, coding, one.mlx_dtype))
+
+
+def _tensors(header: Header, group: int, side: str) -> dict[str, TensorInfo]:
+    """The codec's parts of one side of a group, by the part's name."""
+    whole = tensor_name(group, side, "")
+    return {
+        name[len(whole) + 1 :]: info
+        for name, info in header.tensors.items()
+        if name == whole or name.startswith(f"{whole}.")
+    }
+
+
+def _is_lossy(header: Header) -> bool:
+    sides = (group[side]["coding"] for group in header.meta.groups for side in ("k", "v"))
+    return any(coding["codec"] != "raw" for coding in sides)
+
+
+def _check_groups(header: Header, groups: Sequence[Group]) -> None:
+    """Raise DamagedFile unless a file's groups are those of the space."""
+    expected = [(list(g.leaves), g.keys.heads, g.values.heads) for g in groups]
+    found = [(g["leaves"], g["k"]["heads"], g["v"]["heads"]) for g in header.meta.groups]
+    if expected != found:
+        raise DamagedFile(str(header.path), "its layers are not those of its space")
