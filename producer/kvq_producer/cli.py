@@ -29,7 +29,8 @@ class Listed(NamedTuple):
 
 
 _MACHINE, _FLEET, _STORE, _USE = "On one machine", "With a fleet", "The store", "Resuming"
-_ORDER = (_MACHINE, _FLEET, _STORE, _USE)
+_OPERATING = "Operating"
+_ORDER = (_MACHINE, _FLEET, _STORE, _USE, _OPERATING)
 
 COMMANDS = {
     "run": Listed(_MACHINE, "Prefill a file of prompts on this machine.", "local"),
@@ -44,6 +45,7 @@ COMMANDS = {
     "export": Listed(_STORE, "Write a cache as a file that mlx-lm reads.", "mlx"),
     "import": Listed(_STORE, "Store a file that mlx-lm wrote.", "mlx"),
     "generate": Listed(_USE, "Generate text after a prompt, resuming from the store.", "mlx"),
+    "doctor": Listed(_OPERATING, "Check this machine, its Redis and its store.", "producer"),
 }
 
 #: Packages that an import may lack, for which the command's extra does not say it.
