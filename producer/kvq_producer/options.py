@@ -55,6 +55,12 @@ queue = click.option(
     metavar="NAME",
     help="Name of the queue.  [KVQ_QUEUE, or kvq]",
 )
+export = click.option(
+    "--export",
+    metavar="DIR",
+    callback=lambda ctx, param, value: None if value is None else _absolute(value),
+    help="Also write each cache to DIR/NAME.safetensors, for apps that only know mlx-lm.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 output = click.option(
     "--output",
@@ -63,6 +69,10 @@ output = click.option(
     help="File for the results, one JSON line a prompt; - is standard output.",
 )
 batch = click.argument("batch", required=False)
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).expanduser().absolute()
 
 
 def _json_object(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:

@@ -117,6 +117,8 @@ def run_batch(
         connection = server.client(patience=30.0)
         sent = send(connection, intake, wish, settings)
         environment = _worker_environment(server.url, store, settings, intake)
+        if wish.export is not None:
+            environment["KVQ_EXPORT"] = wish.export
         with Workers(workers, environment, folder) as running:
 
             def look(progress: Any) -> None:

@@ -29,6 +29,7 @@ class Settings:
     state: Path
     cache_dir: Path | None = None
     store: Path | None = None
+    export: Path | None = None
     min_free: int = 256 << 20
     models: tuple[str, ...] = ("*",)
     model_memory: int | None = None
@@ -107,6 +108,8 @@ VARIABLES = (
              "where digests of model files are remembered"),
     Variable("KVQ_STORE", "store", parsing.path, "what each job names",
              "the store; a worker that has it set writes to no other"),
+    Variable("KVQ_EXPORT", "export", parsing.path, "none",
+             "folder below which a worker may leave stock files for mlx-lm (`submit --export`)"),
     Variable("KVQ_MIN_FREE", "min_free", _size, "256MiB",
              "free space in the store below which a worker takes no jobs"),
     Variable("KVQ_MODELS", "models", parsing.globs, "*",

@@ -17,6 +17,7 @@ from kvq.errors import (
 from kvq.queue.messages import PrefillMessage
 from kvq.queue.results import failed, stored
 from kvq.store.keys import unpack
+from kvq_worker.exports import export_folder, write_stock_files
 from kvq_worker.session import Session, current_session
 
 #: Faults of the prompt or of what it asks for: another try, here or elsewhere, cannot help.
@@ -53,6 +54,7 @@ def _prefill(message: PrefillMessage, session: Session) -> dict[str, Any]:
     session.models.check_allowed(message.model, message.adapter)
     token_ids = unpack(message.token_ids(session.fetch))
     store = session.stores.find(message.store)
+    folder = export_folder(message.export, session.settings.export)
     outcomes = [
         session.models.run(
             store,
@@ -73,9 +75,13 @@ def _prefill(message: PrefillMessage, session: Session) -> dict[str, Any]:
         )
         for cache in message.caches or (None,)
     ]
+    if folder is not None:
+        names = [cache.name for cache in message.caches]
+        write_stock_files(store, names, folder, check=session.control.check)
     first = outcomes[0]
     return stored(
         store=str(store.path),
+        **({} if folder is None else {"export": str(folder)}),
         model=message.model,
         space=first.space,
         codec=first.codec,

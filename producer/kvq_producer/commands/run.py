@@ -27,12 +27,14 @@ from kvq_producer import options
     show_default=True,
     help="Worker processes, each with its own copy of the model.",
 )
+@options.export
 @options.output
 @options.as_json
 def run(
     prompts: str,
     store: Path,
     workers: int,
+    export: Path | None,
     skip_invalid: bool,
     output: Path | None,
     as_json: bool,
@@ -53,7 +55,9 @@ def run(
     settings = Settings.from_env()
     with terminated_as_interrupted():
         opened = Store.create(store)
-        wanted = Wish(**wish)
+        if export is not None:
+            export.mkdir(parents=True, exist_ok=True)
+        wanted = Wish(**wish, export=None if export is None else str(export))
         intake = take_in(prompts, wanted, store=opened.path, skip_invalid=skip_invalid)
         with intake.plan:
             say_intake(intake)

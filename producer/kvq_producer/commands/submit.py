@@ -17,6 +17,7 @@ from kvq_producer.options import Reach
 @click.option("--store", "-s", envvar="KVQ_STORE", help="The store, as the workers see it.")
 @click.option("--create-store", is_flag=True, help="Make the store unless it exists.")
 @click.option("--again", is_flag=True, help="Run again what a finished job says is done.")
+@options.export
 @click.option("--wait", is_flag=True, help="Wait until the batch is done.")
 @options.output
 @options.redis_url
@@ -28,6 +29,7 @@ def submit(
     create_store: bool,
     skip_invalid: bool,
     again: bool,
+    export: Path | None,
     wait: bool,
     output: Path | None,
     redis_url: str | None,
@@ -53,7 +55,7 @@ def submit(
     url = find_url(settings.redis_url)
     connection = connect(url)
     visible, named = visible_store(store, create=create_store)
-    wanted = Wish(**wish, store=named)
+    wanted = Wish(**wish, store=named, export=None if export is None else str(export))
     intake = take_in(prompts, wanted, store=visible, skip_invalid=skip_invalid)
     with intake.plan, queue_errors(url):
         say_intake(intake)

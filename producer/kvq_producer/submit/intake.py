@@ -44,7 +44,7 @@ def take_in(
     """
     with open_prompts(path) as file:
         wanted: dict[str, Wanted] = {}
-        lookup = Lookup(Store(store), wanted) if store is not None else None
+        lookup = Lookup(Store(store), wanted, export=wish.export) if store is not None else None
         # A prefix job ends where the prompts part, not at a block's end before it: else each of
         # several workers would compute the tokens between the two once more.
         plan = make_plan(_prompts(file, wish, wanted), stored=lookup, align=1)

@@ -131,6 +131,7 @@ class Work:
             window_records=self.wish.window_records,
             keep_every=self.wish.keep_every,
             max_kl=self.wish.max_kl,
+            export=self.wish.export if caches else None,
             custom_ids=job.custom_ids[:100],
             batch=self.batch,
         )

@@ -22,12 +22,16 @@ class Lookup:
     """Asks `store` about prompts of models whose weights are on this machine.
 
     Without the weights a model's fingerprint is unknown; then nothing counts as stored, and the
-    workers find out. `wanted` is what each custom id wants, complete when the planner asks.
+    workers find out. `wanted` is what each custom id wants, complete when the planner asks. With
+    `export`, the folder of stock files, a cache without its file there is not complete.
     """
 
-    def __init__(self, store: Store, wanted: Mapping[str, Wanted]) -> None:
+    def __init__(
+        self, store: Store, wanted: Mapping[str, Wanted], *, export: str | None = None
+    ) -> None:
         self._store = store
         self._wanted = wanted
+        self._export = None if export is None else Path(export)
         self._fingerprints: dict[tuple[str, str | None], str | None] = {}
 
     def __call__(self, group: Group, ids: TokenIds, custom_ids: tuple[str, ...]) -> Stored:
@@ -41,7 +45,10 @@ class Lookup:
         wanted = [self._wanted[one] for one in custom_ids]
         caches, _ = caches_of(wanted, group, key)
         keep = {position for one in wanted for position in one.keep}
-        complete = all(self._is_there(cache, group, key, digest, keep) for cache in caches)
+        complete = all(
+            self._is_there(cache, group, key, digest, keep) and self._is_exported(cache.name)
+            for cache in caches
+        )
         return Stored(tokens=match.tokens, complete=complete)
 
     def knows(self, group: Group) -> bool:
@@ -53,6 +60,7 @@ class Lookup:
         found = self._store.manifest(name)
         return {
             "store": str(self._store.path),
+            **({} if self._export is None else {"export": str(self._export)}),
             "model": group.model,
             "space": found.space,
             "codec": found.codec,
@@ -84,6 +92,9 @@ class Lookup:
             and _lives(found, cache.ttl)
             and keep <= set(found.kept)
         )
+
+    def _is_exported(self, name: str) -> bool:
+        return self._export is None or (self._export / f"{name}.safetensors").is_file()
 
     def _fingerprint(self, group: Group) -> str | None:
         which = (group.model, group.adapter)

@@ -21,12 +21,14 @@ _LONGEST_WORD = 60
 class Wish:
     """Settings for all prompts of a batch; a line's own win. `ttl` is seconds.
 
-    `store` is the path that workers are told; None is each worker's own.
+    `store` and `export`, the folder for stock mlx-lm files, are paths that workers are told; None
+    is each worker's own store, and no such files.
     """
 
     model: str | None = None
     adapter: str | None = None
     store: str | None = None
+    export: str | None = None
     codec: str = "q8"
     max_kl: float | None = None
     window_records: str = "kept"

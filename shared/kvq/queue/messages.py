@@ -66,6 +66,7 @@ class PrefillMessage:
     `tail` is packed token ids, 4 little-endian bytes each. A job without `caches` only leaves
     blocks for others to build on. `store` is a path as the worker sees it; None is the worker's
     own. `keep`, `window_records`, `keep_every` and `max_kl` are as in a prefill request.
+    `export`, a folder as the worker sees it, is where a stock mlx-lm file of each cache goes too.
     `custom_ids` and `batch` tell people where the job comes from; they decide nothing.
     """
 
@@ -80,6 +81,7 @@ class PrefillMessage:
     window_records: str = "kept"
     keep_every: int | None = None
     max_kl: float | None = None
+    export: str | None = None
     custom_ids: tuple[str, ...] = ()
     batch: str | None = None
 
@@ -100,6 +102,7 @@ class PrefillMessage:
             "window_records": self.window_records if self.window_records != "kept" else None,
             "keep_every": self.keep_every,
             "max_kl": self.max_kl,
+            "export": self.export,
             "custom_ids": list(self.custom_ids) or None,
             "batch": self.batch,
         }
@@ -131,6 +134,7 @@ class PrefillMessage:
             ),
             keep_every=fields.maybe_integer(known, "keep_every", 1, MAX_TOKENS),
             max_kl=fields.maybe_number(known, "max_kl", 0, 1e6),
+            export=fields.maybe_string(known, "export", 4 * _MAX_TEXT),
             custom_ids=fields.strings(known, "custom_ids", _MAX_LIST, _MAX_TEXT),
             batch=fields.maybe_string(known, "batch", 64),
         )

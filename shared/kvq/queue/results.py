@@ -13,6 +13,7 @@ from kvq.errors import KvqError
 #: Facts of a cache that a worker reports and a result's body shows, in this order.
 FACTS = (
     "store",
+    "export",
     "model",
     "space",
     "codec",
