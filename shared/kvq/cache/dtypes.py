@@ -1,4 +1,4 @@
-"""MLX dtypes by name and by safetensors name, and evaluated arrays as plain memory."""
+"""MLX dtypes by name and by safetensors name, and arrays from plain memory."""
 
 from __future__ import annotations
 
@@ -42,17 +42,6 @@ def safetensors_name(dtype: mx.Dtype) -> str:
 def from_safetensors(short: str) -> mx.Dtype:
     """The MLX dtype of a safetensors dtype name."""
     return dtype_of(_NAMES[short])
-
-
-def host_bytes(array: mx.array) -> memoryview:
-    """The bytes of an evaluated row-contiguous array, in C order; no copy where memory is unified.
-
-    The view keeps the memory alive, and may be read on any thread.
-    """
-    if array.size == 0:
-        return memoryview(b"")
-    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return np.array(plain, copy=False).reshape(-1).view(np.uint8).data
 
 
 def to_array(data: npt.NDArray[np.uint8], dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import mlx.core as mx
@@ -20,7 +21,7 @@ from kvq import codec as codecs
 from kvq.cache.dtypes import from_safetensors, to_array
 from kvq.cache.groups import Group, tensor_name
 from kvq.cache.landing import Landing
-from kvq.cache.staging import Slot, Staging, is_discrete, staging_for
+from kvq.cache.staging import Slot, Staging, is_discrete, staging_for, tensor_in
 from kvq.codec import LayerCoding
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import Header, TensorInfo, read_data, read_into
@@ -73,25 +74,34 @@ def _fill_staged(landings: list[Landing], parts: Sequence[Part], pool: ThreadPoo
     staging = staging_for(max(part.header.data_bytes for part in parts))
     left = deque(parts)
     flying: deque[tuple[Part, Slot, Future[None]]] = deque()
-    put: list[Slot] = []
+    read: list[tuple[Part, Slot]] = []
     while left or flying:
         while left and staging.free:
             part, slot = left.popleft(), staging.take()
             view = slot.view[: part.header.data_bytes].data
             flying.append((part, slot, pool.submit(read_into, part.header, [view])))
+        part, slot, future = flying.popleft()
+        read.append((part, slot))
         try:
-            part, slot, future = flying.popleft()
             future.result()
         except BaseException:
-            _recall(staging, [slot, *put, *(one for _, one, _ in flying)], flying)
+            _recall(staging, [slot for _, slot in read], flying)
             raise
-        _put(landings, part, slot.tensor)
-        put.append(slot)
         # Half of the buffers are copied from while the threads fill the other half.
-        if len(put) > len(flying) or not flying:
-            mx.eval([landing.arrays() for landing in landings])
-            while put:
-                staging.give_back(put.pop())
+        if len(read) > len(flying):
+            _put_copies(landings, read)
+            for _, slot in read:
+                staging.give_back(slot)
+            read.clear()
+
+
+def _put_copies(landings: list[Landing], read: Sequence[tuple[Part, Slot]]) -> None:
+    copies = [slot.copied(part.header.data_bytes) for part, slot in read]
+    mx.eval(copies)
+    for (part, _), data in zip(read, copies, strict=True):
+        _put(landings, part, partial(tensor_in, data))
+    arrays = [array for landing in landings for array in landing.arrays()]
+    mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
 
 def _recall(
@@ -99,11 +109,9 @@ def _recall(
 ) -> None:
     """Give all buffers back once no thread writes to them any more."""
     for _, _, future in flying:
-        future.cancel()
-    for _, _, future in flying:
-        if not future.cancelled():
+        if not future.cancel():
             future.exception()
-    for slot in slots:
+    for slot in (*slots, *(slot for _, slot, _ in flying)):
         staging.give_back(slot)
 
 

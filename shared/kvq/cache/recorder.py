@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvq import codec as codecs
-from kvq.cache.dtypes import host_bytes, safetensors_name
+from kvq.cache.dtypes import safetensors_name
 from kvq.cache.groups import describe_group, groups_of, tensor_name
 from kvq.cache.leaves import leaf_caches
 from kvq.cache.rows import GroupRows
@@ -32,11 +32,15 @@ STATE_CHECKPOINT = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltFile:
-    """A file whose arrays are built, and perhaps not evaluated yet."""
+    """A file whose arrays are built, and perhaps not evaluated yet.
+
+    Each comes with the safetensors name of its dtype: bfloat16 rests as 16-bit words here, because
+    a memoryview has no name for it.
+    """
 
     path: Path
     meta: BlockMeta
-    arrays: Mapping[str, mx.array]
+    arrays: Mapping[str, tuple[str, mx.array]]
     checkpoint: bool
 
 
@@ -106,7 +110,7 @@ class Recorder:
 
     def arrays(self) -> list[mx.array]:
         """What the files built and the next `capture` read: evaluate it with the chunk."""
-        built = [array for file in self._files for array in file.arrays.values()]
+        built = [array for file in self._files for _, array in file.arrays.values()]
         return built + [array for rows in self._rows for array in rows.arrays()]
 
     def take(self) -> list[BuiltFile]:
@@ -117,7 +121,10 @@ class Recorder:
     def hand_over(self, files: Sequence[BuiltFile]) -> None:
         """Give files to the writer, once their arrays are evaluated."""
         for file in files:
-            tensors = [_tensor(name, array) for name, array in file.arrays.items()]
+            tensors = [
+                Tensor(name=name, dtype=dtype, shape=tuple(array.shape), data=array)
+                for name, (dtype, array) in file.arrays.items()
+            ]
             self._writer.submit(file.path, file.meta, tensors, checkpoint=file.checkpoint)
             if file.checkpoint:
                 self._checkpoints.append((file.meta.end, file.path))
@@ -201,7 +208,7 @@ class Recorder:
                 codings[side] = self._codec.plan(array.shape[-1])
                 for part, encoded in self._codec.encode(array, raw_tokens=sinks).items():
                     name = tensor_name(len(described), side, part)
-                    arrays[name] = mx.contiguous(encoded)
+                    arrays[name] = encoded
             described.append(describe_group(rows.group, codings))
         self._build(record, block, start, arrays, described, low - start, checkpoint)
 
@@ -217,7 +224,7 @@ class Recorder:
                 slots = leaves[index].cache
                 present = [slot for slot, array in enumerate(slots) if array is not None]
                 described.append({"leaf": index, "slots": len(slots), "present": present})
-                arrays |= {f"{index}.{slot}": mx.contiguous(slots[slot]) for slot in present}
+                arrays |= {f"{index}.{slot}": slots[slot] for slot in present}
         block = self._leaf()
         start = self.position - block.n
         self._build("state", block, start, arrays, described, checkpoint=not is_kept)
@@ -244,7 +251,8 @@ class Recorder:
             low=low,
             groups=tuple(groups),
         )
-        self._files.append(BuiltFile(path=path, meta=meta, arrays=arrays, checkpoint=checkpoint))
+        words = {name: _words(array) for name, array in arrays.items()}
+        self._files.append(BuiltFile(path=path, meta=meta, arrays=words, checkpoint=checkpoint))
 
     def _drop_checkpoints(self, before: int) -> None:
         passed = [path for end, path in self._checkpoints if end <= before]
@@ -253,9 +261,10 @@ class Recorder:
             _remove(path)
 
 
-def _tensor(name: str, array: mx.array) -> Tensor:
-    dtype = safetensors_name(array.dtype)
-    return Tensor(name=name, dtype=dtype, shape=tuple(array.shape), data=host_bytes(array))
+def _words(array: mx.array) -> tuple[str, mx.array]:
+    """The safetensors name of the array's dtype, and its bytes in C order. Lazy."""
+    name = safetensors_name(array.dtype)
+    return name, mx.contiguous(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def _remove(path: Path) -> None:

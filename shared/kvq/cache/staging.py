@@ -29,10 +29,18 @@ class Slot:
     array: mx.array
     view: npt.NDArray[np.uint8]
 
-    def tensor(self, info: TensorInfo) -> mx.array:
-        """One tensor of the block file whose data section was read into the buffer."""
-        dtype = from_safetensors(info.dtype)
-        return self.array[info.start : info.end].view(dtype).reshape(info.shape)
+    def copied(self, nbytes: int) -> mx.array:
+        """The first `nbytes` as an array in the card's own memory (uint8, 1-D). Lazy.
+
+        One large kernel draws the pages over much faster than many small ones would.
+        """
+        words = self.array[: -(-nbytes // 4) * 4].view(mx.uint32) | 0
+        return words.view(mx.uint8)
+
+
+def tensor_in(data: mx.array, info: TensorInfo) -> mx.array:
+    """One tensor of a block file from its data section."""
+    return data[info.start : info.end].view(from_safetensors(info.dtype)).reshape(info.shape)
 
 
 class Staging:

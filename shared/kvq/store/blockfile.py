@@ -41,12 +41,24 @@ _ITEM_BYTES |= {"F64": 8, "I64": 8, "U64": 8, "U16": 2, "I16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor to write: safetensors dtype name, shape, and its bytes in C order."""
+    """One tensor to write: safetensors dtype name, shape, and its bytes in C order.
+
+    `data` is anything that a memoryview can be made of, such as an evaluated array: asked for its
+    memory only when the file is written, by the thread that writes it.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview | bytes
+    data: Any
+
+    @property
+    def nbytes(self) -> int:
+        return _ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+    def view(self) -> memoryview:
+        """The tensor's bytes, flat."""
+        return memoryview(self.data).cast("B") if self.nbytes else memoryview(b"")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +119,15 @@ def write_block(
     entries: dict[str, Any] = {}
     digest = xxhash.xxh3_128()
     offset = 0
-    for tensor in tensors:
-        size = memoryview(tensor.data).nbytes
+    views = [tensor.view() for tensor in tensors]
+    for tensor, view in zip(tensors, views, strict=True):
+        size = view.nbytes
         entries[tensor.name] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
             "data_offsets": [offset, offset + size],
         }
-        digest.update(tensor.data)
+        digest.update(view)
         offset += size
     described = {
         "format": FORMAT,
@@ -136,7 +149,7 @@ def write_block(
     sealed = head.replace(_head_field(_BLANK), _head_field(_seal(head)), 1)
     return publish(
         path,
-        [len(sealed).to_bytes(8, "little"), sealed, *(tensor.data for tensor in tensors)],
+        [len(sealed).to_bytes(8, "little"), sealed, *views],
         durable=durable,
     )
 

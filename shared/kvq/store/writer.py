@@ -46,7 +46,7 @@ class Writer:
         self, path: Path, meta: BlockMeta, tensors: Sequence[Tensor], *, checkpoint: bool = False
     ) -> None:
         """Queue one file; blocks while too many bytes wait for the disk."""
-        size = sum(memoryview(tensor.data).nbytes for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
         self._raise_failures()
         with self._changed:
             self._changed.wait_for(
