@@ -27,6 +27,7 @@ def environment(url: str, worker_class: str | None = STAND_IN, **variables: str)
         "RQ_CONNECTION_CLASS": "kvq.queue.connection.PatientRedis",
         "PYTHONPATH": str(TESTS),
         "PYTHONWARNINGS": "",
+        "PYTHONUNBUFFERED": "1",
     }
     if worker_class is not None:
         ours["RQ_WORKER_CLASS"] = worker_class

@@ -148,6 +148,21 @@ def test_a_job_past_its_timeout_is_tried_again_from_where_it_was(
     assert retries_left(client, one.id) < 3
 
 
+def test_a_job_that_gets_on_is_never_given_up(
+    fleet: Fleet, client: PatientRedis, store: Store
+) -> None:
+    one = job(1, CHUNK * 60, model="slow")
+    batch = submit(client, [one])
+    options = {"KVQ_LEASE": "3", "KVQ_HEARTBEAT": "0.2", "STANDIN_CHUNK": "0.3"}
+    for _ in range(5):  # one more than a job may be run without getting on
+        victim = fleet.start(**options)
+        eventually(lambda v=victim: len([p for p, *_ in chunks(store) if p == v.pid]) >= 4, 30)
+        victim.kill()
+    fleet.start(**{**options, "STANDIN_CHUNK": "0"})
+    eventually(lambda: state(batch) is State.STORED, 60)
+    assert len({start for *_, start in chunks(store)}) == 60
+
+
 def test_a_worker_whose_job_was_given_away_stops_and_writes_no_result(
     fleet: Fleet, client: PatientRedis, store: Store
 ) -> None:

@@ -31,6 +31,8 @@ class Control:
         self._grace = grace
         self.done = 0
         self.total = 0
+        #: Tokens that were stored when the job began; None until that is known.
+        self.start: int | None = None
 
     @property
     def cause(self) -> Cause | None:
@@ -51,6 +53,8 @@ class Control:
     def on_chunk(self, done: int, total: int) -> None:
         """Note `done` of `total` tokens; raises Stopped when the job is to stop."""
         self.done, self.total = done, total
+        if self.start is None:
+            self.start = done
         self.check()
 
     def check(self) -> None:

@@ -56,7 +56,9 @@ class Heartbeat:
                 return
 
     def _beat(self) -> None:
-        held, canceled, forgotten = self._lease.beat(self._control.done, self._control.total)
+        held, canceled, forgotten = self._lease.beat(
+            self._control.start, self._control.done, self._control.total
+        )
         if self._over.is_set():
             return
         if not held:

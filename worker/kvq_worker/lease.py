@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvq.queue import keys
+from kvq.queue.enqueue import RETRIES
 from kvq_worker.scripts import BEAT, END
 
 
@@ -34,22 +35,29 @@ class Lease:
             keys.queue(queue), keys.registry("canceled", queue),
         ]  # fmt: skip
 
-    def beat(self, done: int, total: int) -> tuple[bool, bool, bool]:
-        """Extend the hold and report progress in tokens.
+    def beat(self, start: int | None, done: int, total: int) -> tuple[bool, bool, bool]:
+        """Extend the hold and report progress in tokens; `start` were stored when the job began.
 
         Returns whether the job is still held, whether it was canceled, and whether Redis has
         forgotten the worker.
         """
         reply = self._beat(
             keys=self._beat_keys,
-            args=[self._member, self._execution_id, self._seconds, self._worker_ttl, done, total,
-                  _text_now(), time.time()],
+            args=[
+                self._member, self._execution_id, self._seconds, self._worker_ttl, done, total,
+                _text_now(), time.time(), "" if start is None else start, RETRIES,
+            ],
         )  # fmt: skip
         return bool(reply[0]), bool(reply[1]), bool(reply[2])
 
     def held(self) -> bool:
         """Whether no other worker has taken the job over."""
         return self._connection.zscore(self._wip, self._member) is not None
+
+    def retries_left(self) -> int | None:
+        """How often the job may be run again."""
+        left = self._connection.hget(keys.job(self._job_id), "retries_left")
+        return min(RETRIES, int(left[:6])) if left and left.isdigit() else None
 
     def end(self, how: str) -> bool:
         """Give the job up without a result: `again` (run it next), `canceled`, or `lost`.

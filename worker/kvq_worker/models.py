@@ -66,7 +66,6 @@ class Models:
         from kvq.prefill import PrefillRequest
 
         prefiller = self._prefiller(store, model, adapter)
-        on_chunk(0, len(request["token_ids"]))
         return prefiller.run(PrefillRequest(**request), on_chunk=on_chunk)
 
     def _prefiller(self, store: Store, model: str, adapter: str | None) -> Prefiller:

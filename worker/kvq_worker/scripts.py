@@ -6,7 +6,9 @@ from __future__ import annotations
 #:
 #: KEYS  wip, job, execution, executions of the job, worker, executions of the worker
 #: ARGV  job id:execution id, execution id, lease (s), worker ttl (s), tokens done, tokens in all,
-#:       now as text, now as seconds
+#:       now as text, now as seconds, tokens stored when it began (empty: not known yet), retries
+#: A job that begins further on than the time before has all its retries again: what it did so far
+#: is stored, so it comes to an end.
 #: Returns 1 while the execution holds its job, else 0; 1 when the job was canceled; 1 when Redis
 #: has forgotten the worker.
 BEAT = """
@@ -25,6 +27,13 @@ redis.call('EXPIRE', KEYS[3], lease + 60)
 redis.call('ZADD', KEYS[4], 'XX', expires + 60, ARGV[2])
 redis.call('EXPIRE', KEYS[4], lease + 60)
 redis.call('HSET', KEYS[2], 'last_heartbeat', ARGV[7], 'kvq_done', ARGV[5], 'kvq_total', ARGV[6])
+if ARGV[9] ~= '' then
+  local before = tonumber(redis.call('HGET', KEYS[2], 'kvq_start'))
+  if not before or tonumber(ARGV[9]) > before then
+    redis.call('HSET', KEYS[2], 'kvq_start', ARGV[9])
+    if before then redis.call('HSET', KEYS[2], 'retries_left', ARGV[10]) end
+  end
+end
 return {1, redis.call('HEXISTS', KEYS[2], 'kvq_cancel'), forgotten}
 """
 

@@ -163,6 +163,8 @@ class ResidentWorker(FetchingWorker):
             self.exit_status = STORE_EXIT_STATUS
             self._stop_requested = True
         else:
+            if self._lease is not None:
+                job.retries_left = self._lease.retries_left()
             super()._finalize_failure(job, queue, execution, exc_info)
 
     def _give_up(self, job: Any, execution: Any, how: str, why: str) -> None:

@@ -231,8 +231,8 @@ for i = 6, #ARGV do
   else
     redis.call('DEL', ARGV[2] .. id)
     for registry = 2, 4 do redis.call('ZREM', KEYS[registry], id) end
-    redis.call('HDEL', key, 'kvq_outcome', 'kvq_cancel', 'kvq_done', 'kvq_total', 'ended_at',
-               'started_at', 'worker_name', 'exc_info')
+    redis.call('HDEL', key, 'kvq_outcome', 'kvq_cancel', 'kvq_done', 'kvq_total', 'kvq_start',
+               'ended_at', 'started_at', 'worker_name', 'exc_info')
     redis.call('HSET', key, 'status', 'queued', 'retries_left', ARGV[5], 'kvq_batches', ARGV[3])
     redis.call('EXPIRE', key, ARGV[4])
     redis.call('RPUSH', KEYS[1], id)
