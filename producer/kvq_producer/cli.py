@@ -46,6 +46,7 @@ COMMANDS = {
     "import": Listed(_STORE, "Store a file that mlx-lm wrote.", "mlx"),
     "generate": Listed(_USE, "Generate text after a prompt, resuming from the store.", "mlx"),
     "doctor": Listed(_OPERATING, "Check this machine, its Redis and its store.", "producer"),
+    "metrics": Listed(_OPERATING, "Serve figures of the queue and the store.", "metrics"),
 }
 
 #: Packages that an import may lack, for which the command's extra does not say it.

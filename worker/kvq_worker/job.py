@@ -84,11 +84,13 @@ class KvqJob(Job):  # type: ignore[misc]
     def _handle_success(self, result_ttl: Any, pipeline: Any, *args: Any, **kwargs: Any) -> None:
         super()._handle_success(result_ttl, pipeline, *args, **kwargs)
         result = self._result
-        if isinstance(result, dict) and "status" in result:
-            caches = len(self.args[0].get("caches", ())) if result["status"] == State.STORED else 0
-            tally.count_result(pipeline, self.origin, result, caches=caches)
-            if worker := kwargs.get("worker_name"):
-                pipeline.hset(f"{RQ}:worker:{worker}", FIELD_MODEL, result.get("model", ""))
+        if not isinstance(result, dict) or "status" not in result:
+            return
+        stored = result["status"] == State.STORED
+        caches = len(self.args[0].get("caches", ())) if stored else 0
+        tally.count_result(pipeline, self.origin, result, caches=caches)
+        if stored and (worker := kwargs.get("worker_name")):
+            pipeline.hset(f"{RQ}:worker:{worker}", FIELD_MODEL, result["model"])
 
     def _handle_failure(self, exc_string: str, pipeline: Any, *args: Any, **kwargs: Any) -> None:
         super()._handle_failure(exc_string, pipeline, *args, **kwargs)

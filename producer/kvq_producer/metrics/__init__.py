@@ -1,0 +1,1 @@
+"""Figures of a queue and of stores, for Prometheus."""
