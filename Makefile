@@ -19,9 +19,10 @@ ifeq ($(shell uname -s),Linux)
 OPENBLAS := $(firstword $(wildcard /usr/lib/$(shell uname -m)-linux-gnu/openblas-pthread/libopenblas.so.0))
 BLAS_HINT := $(if $(OPENBLAS),,no OpenBLAS found: MLX will be slow here; get it with: apt-get install libopenblas0-pthread)
 endif
-# No model hub is asked for anything.
-KVQ_ENV := env HF_HUB_OFFLINE=1 $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS))
-PYTEST := $(KVQ_ENV) KVQ_DEMO_MODEL=$(CURDIR)/$(MODEL) $(BIN)/python -m pytest
+FAST := env $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS))
+# The demo asks no model hub for anything.
+KVQ := $(FAST) HF_HUB_OFFLINE=1 $(BIN)/kvq
+PYTEST := $(FAST) KVQ_DEMO_MODEL=$(CURDIR)/$(MODEL) $(BIN)/python -m pytest
 
 .PHONY: help run test lint demo-model lock clean clean-all blas $(VENV)
 
@@ -30,12 +31,12 @@ help: ## show this help
 	  while IFS='|' read -r target text; do printf '%-18s %s\n' "$$target" "$$text"; done
 
 run: $(INSTALLED) demo-model blas ## prefill the example prompts, then resume one of them
-	@$(KVQ_ENV) $(BIN)/kvq run $(PROMPTS) --model $(MODEL) --store $(STORE) --output $(RESULTS)
+	@$(KVQ) run $(PROMPTS) --model $(MODEL) --store $(STORE) --output $(RESULTS)
 	@echo
 	@echo "resuming the last prompt, with a few words more:"
 	@tail -n 1 $(PROMPTS) \
 	  | $(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["prompt"], "The first boat", end="")' \
-	  | $(KVQ_ENV) $(BIN)/kvq generate --store $(STORE) --model $(MODEL) --stdin --compare-cold --max-tokens 10
+	  | $(KVQ) generate --store $(STORE) --model $(MODEL) --stdin --compare-cold --max-tokens 10
 
 test: lint demo-model blas ## lint, type check, and all tests
 	@$(PYTEST) -n auto tests/unit
