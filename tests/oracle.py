@@ -57,7 +57,7 @@ def feed(
         mx.eval(logits, [cache.state for cache in leaves(caches)])
         start = end
     assert logits is not None
-    return np.array(logits[0, -1])
+    return np.array(logits[0, -1].astype(mx.float32))
 
 
 def leaves(caches: Sequence[Any]) -> list[Any]:
@@ -97,21 +97,25 @@ class Bench:
         self.llm = llm or as_loaded(architecture)
         self.model = self.llm.model
         self.store = Store.create(folder / "store")
-        self.outcome = self.prefill(self.ids[:tokens], step, keep, window_records)
+        #: Where the chunks of the prompt ended (tokens).
+        self.ends = self.prefill(self.ids[:tokens], step, keep, window_records)[1]
         self.after = [tokens + more for more in (1, 2, 5, 6, 7, FOLLOWING)]
         caches = make_prompt_cache(self.model)
         self.at_end = feed(self.model, caches, self.ids, 0, self.ends)
         self.expected = feed(self.model, caches, self.ids, tokens, self.after)
 
     def prefill(
-        self, ids: Sequence[int], step: int, keep: tuple[int, ...], window_records: str
-    ) -> PrefillOutcome:
-        """Store `ids`; `ends` are then the positions at which chunks ended."""
-        self.ends: list[int] = []
+        self,
+        ids: Sequence[int],
+        step: int,
+        keep: tuple[int, ...] = (),
+        window_records: str = "kept",
+    ) -> tuple[PrefillOutcome, list[int]]:
+        """Store `ids`; what that did, and the positions at which its chunks ended."""
+        ends: list[int] = []
 
         def on_chunk(done: int, total: int) -> None:
-            if done:
-                self.ends.append(done)
+            ends.append(done)
 
         request = PrefillRequest(
             token_ids=np.array(ids, dtype=np.uint32),
@@ -120,7 +124,8 @@ class Bench:
             keep=keep,
             window_records=window_records,
         )
-        return Prefiller(self.store, self.llm, step=step).run(request, on_chunk=on_chunk)
+        outcome = Prefiller(self.store, self.llm, step=step).run(request, on_chunk=on_chunk)
+        return outcome, ends[1:]
 
     def match(self, ids: Sequence[int] | None = None) -> Match:
         """The match of `ids`, by default of the stored prompt."""
