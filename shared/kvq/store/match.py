@@ -80,7 +80,7 @@ class Match:
         """
         if self.exact or self.tokens < len(self.ids):
             return self.tokens
-        return self.plan_upto(len(self.ids) - 1).tokens
+        return self.plan_upto(max(0, len(self.ids) - 1)).tokens
 
     @property
     def nbytes(self) -> int:
