@@ -6,7 +6,6 @@ back to token 0. Nothing here touches the disk.
 
 from __future__ import annotations
 
-from base64 import b32encode
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
@@ -21,6 +20,8 @@ KEY_BYTES = 20
 ROOT = bytes(KEY_BYTES)
 #: Leading tokens that `first_code` covers.
 FIRST_TOKENS = 16
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
 TokenIds = npt.NDArray[np.uint32]
 
@@ -72,16 +73,17 @@ def chain_keys(token_ids: TokenIds) -> Iterator[bytes]:
 def first_code(token_ids: TokenIds) -> str:
     """Code of a block's first tokens: one base-32 letter a token, at most 16.
 
-    Letter i depends on tokens 0..i only, so two blocks that share their first k tokens share the
-    first k letters: from the names in a directory one sees which siblings can match, and how far
-    at most, without opening any.
+    Letter i is the top five bits of a blake2b-40 of the tokens 0..i. So two blocks that share their
+    first k tokens share the first k letters: from the names in a directory one sees which siblings
+    can match, and how far at most, without opening any.
     """
+    data = pack(token_ids[:FIRST_TOKENS])
     digest = blake2b(digest_size=5)
-    letters = []
-    for token in token_ids[:FIRST_TOKENS]:
-        digest.update(int(token).to_bytes(4, "little"))
-        letters.append(b32encode(digest.copy().digest())[:1].decode().lower())
-    return "".join(letters)
+    letters = ""
+    for start in range(0, len(data), 4):
+        digest.update(data[start : start + 4])
+        letters += _LETTERS[digest.digest()[0] >> 3]
+    return letters
 
 
 def common_prefix(a: TokenIds, b: TokenIds) -> int:

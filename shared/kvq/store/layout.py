@@ -116,12 +116,13 @@ def quarantine_dir(store: Path) -> Path:
 def node_dir(space: Path, node: bytes) -> Path:
     """Directory of the children of `node`."""
     name = node.hex()
-    return space / "nodes" / name[:2] / name
+    return space.joinpath("nodes", name[:2], name)
 
 
 def block_path(space: Path, block: BlockName, record: str = "kv", *, ckpt: bool = False) -> Path:
     """Path of one record file of `block`."""
-    return node_dir(space, block.parent) / block.file(record, checkpoint=ckpt)
+    node = block.parent.hex()
+    return space.joinpath("nodes", node[:2], node, block.file(record, checkpoint=ckpt))
 
 
 def quarantine_note(file: Path) -> Path:

@@ -155,7 +155,7 @@ def _open_longest(
 def _open(space: Path, block: BlockName, start: int, avoid: Mapping[Path, str]) -> Header:
     """The verified header of a block's `kv` file: right place, right tokens, right key."""
     path = block_path(space, block)
-    if path in avoid:
+    if avoid and path in avoid:
         raise DamagedFile(str(path), avoid[path])
     header = read_header(path)
     meta = header.meta
