@@ -68,6 +68,9 @@ output = click.option(
     type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
     help="File for the results, one JSON line a prompt; - is standard output.",
 )
+store = click.option(
+    "--store", "-s", envvar="KVQ_STORE", required=True, help="The store.  [KVQ_STORE]"
+)
 batch = click.argument("batch", required=False)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvq.errors import CannotTrim, DamagedFile
 from kvq.store.keys import TokenIds
-from kvq.store.layout import SUFFIX
+from kvq.store.layout import SUFFIX, BlockName, parse_stem
 from kvq.store.restorable import Restorable, RestorePlan
 from kvq.store.space import Space
 from kvq.store.walk import Walk, walk
@@ -87,9 +87,16 @@ class Match:
         """Bytes of the files that a restore of the match reads."""
         return sum(header.file_bytes for header in self.plan.files())
 
+    def blocks(self) -> tuple[BlockName, ...]:
+        """Every block of the match, from token 0 on."""
+        headers = (part.header for part in self.plan.kv)
+        return tuple(
+            parse_stem(one.meta.parent, one.path.name.removesuffix(SUFFIX)) for one in headers
+        )
+
     def stems(self) -> tuple[str, ...]:
         """`<key>.<n>.<first>` of every block of the match, from token 0 on."""
-        return tuple(part.header.path.name.removesuffix(SUFFIX) for part in self.plan.kv)
+        return tuple(block.stem for block in self.blocks())
 
     def notes(self) -> tuple[str, ...]:
         """What the codec did to some layers that is not the plain case, once each."""
@@ -201,7 +208,7 @@ def explain(walked: Walk, restorable: Restorable, plan: RestorePlan) -> Reason:
 def _why_walk_ended(walked: Walk) -> Reason:
     ids, extent = walked.ids, walked.extent
     for step in walked.tails:
-        if not step.whole and step.end < len(ids):
+        if not step.whole and step.end == extent < len(ids):
             stored = int(step.header.meta.token_ids[step.common])
             asked = int(ids[step.end])
             return Reason(

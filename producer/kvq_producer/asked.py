@@ -1,0 +1,94 @@
+"""The one prompt of a command line, in whichever form it was given, as token ids."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kvq.errors import MissingExtra, UsageError
+from kvq.store.keys import TokenIds, as_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A text, a file with one, chat messages, standard input, or token ids: exactly one."""
+
+    prompt: str | None = None
+    prompt_file: IO[bytes] | None = None
+    messages: IO[bytes] | None = None
+    from_stdin: bool = False
+    token_ids: IO[bytes] | None = None
+    chat_template_kwargs: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError unless exactly one form was given."""
+        forms = (self.prompt, self.prompt_file, self.messages, self.token_ids)
+        if sum(form is not None for form in forms) + self.from_stdin != 1:
+            raise UsageError(
+                "give exactly one of --prompt, --prompt-file, --messages, --stdin and --token-ids"
+            )
+        if self.chat_template_kwargs is not None and self.messages is None:
+            raise UsageError("--chat-template-kwargs goes with --messages")
+
+    def ids(self, folder: Path) -> TokenIds:
+        """Token ids as an app's generation asks for them, by the tokenizer in `folder`.
+
+        Raises UsageError for what is not a prompt, and what loading a tokenizer raises.
+        """
+        if self.token_ids is not None:
+            return ids_of_json(self.token_ids.read())
+        from kvq.model.chat import encode_messages, encode_text, load_tokenizer
+
+        tokenizer = load_tokenizer(folder)
+        if self.messages is not None:
+            kwargs = self.chat_template_kwargs
+            return encode_messages(
+                tokenizer,
+                _json(self.messages.read(), "--messages"),
+                chat_template_kwargs=None
+                if kwargs is None
+                else _json(kwargs, "--chat-template-kwargs"),
+            )
+        return encode_text(tokenizer, self._text())
+
+    def _text(self) -> str:
+        if self.prompt is not None:
+            return self.prompt
+        data = self.prompt_file.read() if self.prompt_file else sys.stdin.buffer.read()
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            source = "--prompt-file" if self.prompt_file else "standard input"
+            raise UsageError(f"{source} is not UTF-8 (byte {error.start})") from error
+
+
+def ids_of_json(data: bytes) -> TokenIds:
+    """The ids in a JSON list, or in the list `token_ids` of an object. Raises UsageError."""
+    try:
+        found = json.loads(data)
+        return as_ids(found["token_ids"] if isinstance(found, dict) else found)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise UsageError(f"--token-ids is not a JSON list of token ids: {error}") from error
+
+
+def decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
+    """Turns ids into text by the tokenizer in `folder`; None where there is none."""
+    from kvq.errors import ModelError
+    from kvq.model.chat import load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(folder)
+    except (MissingExtra, ModelError):
+        return None
+    return lambda ids: str(tokenizer.decode(list(ids)))
+
+
+def _json(text: str | bytes, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{option} is not JSON: {error}") from error
