@@ -1,0 +1,140 @@
+"""The worker as it is shipped, with MLX and a real model, however small."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from jobs_for_tests import submit
+from tinymodel import tiny_model
+from workers import RESIDENT, Fleet, WorkerProcess, eventually
+
+from kvq.queue.connection import PatientRedis
+from kvq.queue.enqueue import JobToEnqueue
+from kvq.queue.messages import CacheToWrite, PrefillMessage
+from kvq.queue.progress import Watch
+from kvq.queue.results import State
+from kvq.store.blockfile import check_data, read_header
+from kvq.store.keys import pack
+from kvq.store.store import Store
+from kvq_producer.waiting import wait_for
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def prompt(model: Path, seed: int, tokens: int, **options: object) -> JobToEnqueue:
+    ids = pack(np.random.default_rng(seed).integers(10, 400, tokens).astype(np.uint32))
+    message = PrefillMessage(
+        model=str(model),
+        codec="raw",
+        tail=ids,
+        caches=(CacheToWrite(name=f"cache-{seed}"),),
+        custom_ids=(f"prompt-{seed}",),
+    )
+    return JobToEnqueue(id=message.job_id(ids), message=message, **options)  # type: ignore[arg-type]
+
+
+def check_files(store: Store) -> int:
+    """How many block files there are, all whole; what a killed writer left begins with a dot."""
+    files = [
+        path for path in store.path.glob("spaces/*/nodes/*/*/*") if not path.name.startswith(".")
+    ]
+    for path in files:
+        check_data(read_header(path))
+    assert not list((store.path / "quarantine").glob("*"))
+    return len(files)
+
+
+def memory(worker: WorkerProcess) -> int:
+    return int(psutil.Process(worker.pid).memory_info().rss)
+
+
+def test_stopped_and_killed_workers_leave_whole_blocks_and_the_next_goes_on(
+    fleet: Fleet, client: PatientRedis, store: Store, model: Path
+) -> None:
+    batch = submit(client, [prompt(model, 1, 7000), prompt(model, 2, 300)])
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        worker = fleet.start(worker_class=RESIDENT, KVQ_STEP="256", KVQ_LEASE="3",
+                             KVQ_HEARTBEAT="0.5")  # fmt: skip
+        before = len(list(store.path.glob("spaces/*/nodes/*/*/*")))
+        eventually(lambda b=before: len(list(store.path.glob("spaces/*/nodes/*/*/*"))) >= b + 2, 90)
+        worker.send(number)
+        status = worker.wait(60)
+        assert status == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+    eventually(lambda: not list(store.path.glob("caches/*")), 1)
+    last = fleet.start("--burst", worker_class=RESIDENT, KVQ_STEP="256", KVQ_LEASE="3",
+                       KVQ_HEARTBEAT="0.5")  # fmt: skip
+    # The job of the killed one comes back when its lease ends; burst may end before.
+    last.wait(120)
+    if not Watch(client, batch).poll().over:
+        time.sleep(4)
+        assert fleet.start("--burst", worker_class=RESIDENT).wait(120) == 0
+    long, short = batch.results()
+    assert long.state is short.state is State.STORED
+    assert long.facts["reused_tokens"] >= 512
+    assert check_files(store) >= 7000 // 256 + 2
+    assert store.names() == ["cache-1", "cache-2"]
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_many_jobs(
+    fleet: Fleet, client: PatientRedis, store: Store, model: Path
+) -> None:
+    worker = fleet.start(worker_class=RESIDENT)
+    warm = submit(client, [prompt(model, n, 200) for n in range(1000, 1100)])
+    wait_for(client, warm)
+    before = memory(worker)
+    rest = submit(client, [prompt(model, n, 200) for n in range(2000, 2400)])
+    wait_for(client, rest)
+    assert worker.alive
+    grown = memory(worker) - before
+    assert grown < 0.1 * before, f"{grown / 2**20:.0f} MiB more than {before / 2**20:.0f} MiB"
+    assert {one.state for one in rest.results()} == {State.STORED}
+    assert psutil.Process(worker.pid).num_threads() < 60
+    assert psutil.Process(worker.pid).num_fds() < 100
+
+
+def test_models_are_loaded_once_and_dropped_when_room_is_short(
+    fleet: Fleet, client: PatientRedis, tmp_path: Path, model: Path
+) -> None:
+    other = tiny_model(tmp_path / "other", seed=5)
+    jobs = [prompt(which, n, 100) for n, which in enumerate([model, other, model, other, model])]
+    batch = submit(client, jobs)
+    size = (model / "model.safetensors").stat().st_size
+    worker = fleet.start("--burst", worker_class=RESIDENT, KVQ_MODEL_MEMORY=str(int(size * 1.5)))
+    assert worker.wait(120) == 0, worker.output
+    results = list(batch.results())
+    assert [one.state for one in results] == [State.STORED] * 5
+    assert len({one.facts["space"] for one in results}) == 2
+
+
+def test_a_model_that_cannot_be_used_fails_once_with_its_reason(
+    fleet: Fleet, client: PatientRedis, tmp_path: Path, model: Path
+) -> None:
+    broken = tiny_model(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"not tensors")
+    foreign = tiny_model(tmp_path / "foreign")
+    config = (foreign / "config.json").read_text()
+    (foreign / "config.json").write_text(config.replace('"llama"', '"no-such-architecture"'))
+    code = tiny_model(tmp_path / "code")
+    mark = tmp_path / "ran"
+    (code / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    config = (code / "config.json").read_text()
+    remote = '{"model_file": "evil.py", "auto_map": {"AutoTokenizer": ["evil.X", null]},'
+    (code / "config.json").write_text(config.replace("{", remote, 1))
+    names = [tmp_path / "nowhere", broken, foreign, code, model]
+    batch = submit(client, [prompt(name, n, 100) for n, name in enumerate(names)])
+    worker = fleet.start("--burst", worker_class=RESIDENT, HF_HUB_OFFLINE="1")
+    assert worker.wait(120) == 0
+    results = list(batch.results())
+    assert [one.state for one in results] == [State.FAILED] * 4 + [State.STORED]
+    assert results[0].code == "model_not_found"
+    assert {one.code for one in results[1:4]} <= {"unsupported_model", "model_not_found"}
+    assert not mark.exists()
