@@ -21,6 +21,7 @@ from kvq.cache.rows import GroupRows
 from kvq.codec import SINK_TOKENS
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import BlockMeta, Tensor, read_header
+from kvq.store.hold import touch
 from kvq.store.keys import BLOCK, ROOT, TokenIds
 from kvq.store.layout import BlockName, block_path
 from kvq.store.space import Space
@@ -157,8 +158,7 @@ class Recorder:
     # Records
 
     def _build_rows(self, block: BlockName, start: int, stop: int) -> None:
-        path = block_path(self._folder, block)
-        if not path.exists():
+        if not touch(block_path(self._folder, block)):
             self._build_groups("kv", block, start, stop, start)
         windows = [rows for rows in self._rows if rows.group.record == "window"]
         if not windows:
@@ -179,11 +179,12 @@ class Recorder:
     def _covered(self, block: BlockName, low: int, checkpoint: bool) -> bool:
         """Whether the store has the block's window record from token `low` of the block on."""
         for ckpt in (False, True) if checkpoint else (False,):
+            path = block_path(self._folder, block, "window", ckpt=ckpt)
             try:
-                header = read_header(block_path(self._folder, block, "window", ckpt=ckpt))
+                header = read_header(path)
             except (FileNotFoundError, DamagedFile):
                 continue
-            if header.meta.low <= low:
+            if header.meta.low <= low and touch(path):
                 return True
         return False
 
@@ -240,7 +241,7 @@ class Recorder:
         checkpoint: bool = False,
     ) -> None:
         path = block_path(self._folder, block, record, ckpt=checkpoint)
-        if record in ("state", "logits") and path.exists():
+        if record in ("state", "logits") and touch(path):
             return
         meta = BlockMeta(
             record=record,

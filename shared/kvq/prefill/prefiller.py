@@ -20,10 +20,15 @@ from kvq.prefill.request import PrefillOutcome, PrefillRequest
 from kvq.prefill.schedule import kept_positions
 from kvq.prefill.spaces import ModelSpaces
 from kvq.prefill.verdict import Verdict, judge, passes
+from kvq.store.disk import store_errors
+from kvq.store.hold import hold
 from kvq.store.match import Match, match_in_space
 from kvq.store.space import Space
 from kvq.store.store import Store
 from kvq.store.writer import Writer
+
+#: How often a prompt is looked for or prefilled again because a sweep took a part of it.
+_TRIES = 3
 
 #: Bytes of prefixes that are kept in memory for the prompts that share them.
 PREFIX_MEMORY = 2 << 30
@@ -68,11 +73,28 @@ class Prefiller:
         """
         began = time.monotonic()
         self._check_length(len(request.token_ids))
-        outcome = self._find(request) or self._make(request, on_chunk)
-        outcome = replace(outcome, seconds=time.monotonic() - began)
-        if request.name is not None:
-            publish(self.store, self.llm, request, self._match(outcome.codec, request), outcome)
-        return outcome
+        for _ in range(_TRIES):
+            outcome = self._find(request) or self._make(request, on_chunk)
+            outcome = replace(outcome, seconds=time.monotonic() - began)
+            if self._publish(request, outcome):
+                return outcome
+        raise StoreUnavailable(
+            f"{self.store.path}: blocks vanish while they are in use: is a sweep running with too "
+            "short a grace period?"
+        )
+
+    def _publish(self, request: PrefillRequest, outcome: PrefillOutcome) -> bool:
+        """Hold what was found or written, and say so in a manifest; False when some of it is gone.
+
+        A sweep may have taken old blocks that no manifest named while the rest was computed.
+        """
+        match = self._match(outcome.codec, request)
+        if not _is_stored(match, request):
+            return False
+        if request.name is None:
+            with store_errors(self.store.path):
+                return hold(self.store.space_folder(self.spaces.of(outcome.codec)), match.blocks())
+        return publish(self.store, self.llm, request, match, outcome)
 
     def _find(self, request: PrefillRequest) -> PrefillOutcome | None:
         """What is stored already, in a codec that the request accepts; None when it is not."""
@@ -178,6 +200,9 @@ class Prefiller:
         """
         assert match.space is not None
         tokens = match.resume_tokens
+        lost = _first_lost(match, request)
+        if lost is not None:
+            tokens = match.plan_upto(lost).tokens
         if is_gated(request.codec, request.max_kl) and match.exact:
             tokens = 0  # what is left to feed would measure nothing
         remembered = self._memory.take(match.ids[:tokens])
@@ -202,9 +227,23 @@ class Prefiller:
 
 
 def _is_stored(match: Match, request: PrefillRequest) -> bool:
-    """A shared prefix needs its rows; a cache the logits after its last token too."""
+    """A shared prefix needs its rows; a cache the logits after its last token too.
+
+    And each kept position has to be one: another prompt may have stored the same tokens without.
+    """
     whole = match.tokens == len(request.token_ids)
-    return whole and (request.name is None or match.exact)
+    return whole and (request.name is None or match.exact) and _first_lost(match, request) is None
+
+
+def _first_lost(match: Match, request: PrefillRequest) -> int | None:
+    """The first kept position within the match that cannot be restored there."""
+    assert match.space is not None
+    if not (match.space.needs.window or match.space.needs.state):
+        return None
+    kept = kept_positions(len(request.token_ids), request.keep, request.keep_every)
+    return next(
+        (at for at in kept if at <= match.tokens and match.plan_upto(at).tokens != at), None
+    )
 
 
 def _outcome(

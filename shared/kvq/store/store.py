@@ -30,6 +30,7 @@ from kvq.store.disk import (
     publish,
     store_errors,
 )
+from kvq.store.hold import hold
 from kvq.store.keys import BLOCK, as_ids
 from kvq.store.manifest import Manifest
 from kvq.store.match import End, Match, Reason, match_in_space
@@ -203,9 +204,8 @@ class Store:
     def write_manifest(self, manifest: Manifest, *, exclusive: bool = False) -> None:
         """Publish a manifest durably; one of the same name is replaced.
 
-        Its blocks must be held (see `kvq.store.hold`) right before, so that no sweep takes them.
-        Raises StoreUnavailable, whose cause is FileExistsError when `exclusive` and the name is
-        taken.
+        Nothing keeps a sweep from taking its blocks right before: use `publish_held`. Raises
+        StoreUnavailable, whose cause is FileExistsError when `exclusive` and the name is taken.
         """
         path = layout.manifest_path(self.path, check_name(manifest.name))
         with store_errors(path):
@@ -215,6 +215,19 @@ class Store:
             flush_directory(path.parent)
             flush_directory(self.path)
             flush_device(path)
+
+    def publish_held(self, manifest: Manifest, *, exclusive: bool = False) -> bool:
+        """Hold the manifest's blocks against sweeps, then write it as `write_manifest` does.
+
+        Returns whether all blocks were there; if not, nothing is written. Raises as
+        `write_manifest`.
+        """
+        folder = layout.spaces_dir(self.path) / manifest.space
+        with store_errors(folder):
+            whole = hold(folder, manifest.blocks())
+        if whole:
+            self.write_manifest(manifest, exclusive=exclusive)
+        return whole
 
     def remove_manifest(self, name: str) -> None:
         """Forget a cache; its blocks stay until they are collected. Raises CacheNotFound."""
