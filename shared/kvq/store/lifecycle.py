@@ -115,7 +115,7 @@ def rename(store: Store, name: str, new: str, *, force: bool = False) -> Manifes
             )
     moved = replace(manifest, name=new)
     try:
-        store.write_manifest(moved, exclusive=not force)
+        _republish(store, moved, exclusive=not force)
     except StoreUnavailable as error:
         if isinstance(error.__cause__, FileExistsError):
             raise UsageError(
@@ -173,8 +173,18 @@ def _change(
     after = [change(one) for one in before]
     for old, new in zip(before, after, strict=True):
         if new != old:
-            store.write_manifest(new)
+            _republish(store, new)
     return after
+
+
+def _republish(store: Store, manifest: Manifest, *, exclusive: bool = False) -> None:
+    """Write another manifest of blocks that are there, and hold them for it.
+
+    A sweep that read the manifests before this one was there must not take what it names. A cache
+    that has lost blocks can be changed all the same.
+    """
+    if not store.publish_held(manifest, exclusive=exclusive):
+        store.write_manifest(manifest, exclusive=exclusive)
 
 
 def _not_found(store: Store, name: str, known: Sequence[str]) -> CacheNotFound:
