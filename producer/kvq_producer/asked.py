@@ -6,10 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from kvq.errors import MissingExtra, UsageError
+from kvq.errors import MissingExtra, ModelError, UsageError
 from kvq.store.keys import TokenIds, as_ids
 
 
@@ -41,9 +42,9 @@ class Asked:
         """
         if self.token_ids is not None:
             return ids_of_json(self.token_ids.read())
-        from kvq.model.chat import encode_messages, encode_text, load_tokenizer
+        from kvq.model.chat import encode_messages, encode_text
 
-        tokenizer = load_tokenizer(folder)
+        tokenizer = _tokenizer(folder)
         if self.messages is not None:
             kwargs = self.chat_template_kwargs
             return encode_messages(
@@ -77,14 +78,18 @@ def ids_of_json(data: bytes) -> TokenIds:
 
 def decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
     """Turns ids into text by the tokenizer in `folder`; None where there is none."""
-    from kvq.errors import ModelError
-    from kvq.model.chat import load_tokenizer
-
     try:
-        tokenizer = load_tokenizer(folder)
+        tokenizer = _tokenizer(folder)
     except (MissingExtra, ModelError):
         return None
     return lambda ids: str(tokenizer.decode(list(ids)))
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> Any:
+    from kvq.model.chat import load_tokenizer
+
+    return load_tokenizer(folder)
 
 
 def _json(text: str | bytes, option: str) -> Any:
