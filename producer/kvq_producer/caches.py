@@ -90,7 +90,7 @@ def fields_table(manifest: Manifest, footprint: Footprint, space: Any) -> Table:
         ("tokens", f"{manifest.tokens:,}"),
         ("blocks", f"{len(manifest.chain)} and {len(manifest.branches)} beside them"),
         ("kept positions", " ".join(map(str, manifest.kept)) or "none"),
-        ("on disk", f"{sizes}, {format_bytes(footprint.own_bytes)} no other cache's"),
+        ("on disk", f"{sizes}, {format_bytes(footprint.own_bytes)} of it for this alone"),
         ("read to restore", format_bytes(manifest.nbytes)),
         ("created", when(manifest.created, now)),
         ("last used", when(footprint.used, now)),
@@ -142,13 +142,18 @@ def confirm(verb: str, given: Sequence[str], chosen: Sequence[str], *, yes: bool
     if yes or (len(chosen) <= 1 and not any(map(is_pattern, given))):
         return
     count = "1 cache" if len(chosen) == 1 else f"{len(chosen)} caches"
-    if not sys.stdin.isatty():
+    if not at_terminal():
         raise UsageError(f"this would {verb} {count}: add --yes if that is meant")
     for name in chosen[:_NAMED]:
         click.echo(f"  {name}", err=True)
     if len(chosen) > _NAMED:
         click.echo(f"  and {len(chosen) - _NAMED} more", err=True)
     click.confirm(f"{verb} {count}?", abort=True, err=True)
+
+
+def at_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty()
 
 
 def pin_caches(path: str, names: Sequence[str], *, pinned: bool, as_json: bool) -> None:
