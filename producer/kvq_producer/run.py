@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import click
 
-from kvq.errors import KvqError, StoreUnavailable
-from kvq.queue.connection import PatientRedis, queue_errors
+from kvq.errors import BatchNotFound, KvqError, StoreUnavailable
+from kvq.queue.connection import queue_errors
 from kvq.queue.results import PromptResult, State
 from kvq.settings import Settings
 from kvq.store.store import Store
@@ -34,6 +33,8 @@ from kvq_producer.waiting import wait_for
 _STORE_EXIT_STATUS = 75
 #: How often one of the workers may die before the run gives up.
 _DEATHS = 5
+#: How often a batch is sent again because its server died.
+_LOSSES = 4
 #: How long (seconds) a worker may take to end its chunk.
 _STOP_SECONDS = 120.0
 
@@ -114,24 +115,29 @@ def run_batch(
         return _stored_already(intake, wish)
     folder = settings.state / "run" / _folder_name(store)
     with EmbeddedServer(folder) as server, queue_errors(server.url):
-        connection = server.client(patience=30.0)
-        sent = send(connection, intake, wish, settings)
+        connection = server.client(patience=2.0)
         environment = _worker_environment(server.url, store, settings, intake)
         if wish.export is not None:
             environment["KVQ_EXPORT"] = wish.export
         with Workers(workers, environment, folder) as running:
 
-            def look(progress: Any) -> None:
-                running.look()
+            def look() -> None:
                 server.revive()
+                running.look()
 
-            wait_for(connection, sent.batch, on_look=look, may_warn=False)
-        return _results(connection, sent.batch)
-
-
-def _results(connection: PatientRedis, batch: Any) -> list[PromptResult]:
-    found: list[PromptResult] = list(batch.results())
-    return found
+            for losses in range(_LOSSES):
+                batch = send(connection, intake, wish, settings).batch
+                wait_for(connection, batch, before_look=look)
+                # A server that died has forgotten its last second; the same work is sent again.
+                try:
+                    results = list(batch.results())
+                except BatchNotFound:
+                    if losses == _LOSSES - 1:
+                        raise
+                else:
+                    if not any(one.state is State.LOST for one in results):
+                        break
+        return results
 
 
 def _stored_already(intake: Intake, wish: Wish) -> list[PromptResult]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from redis.exceptions import RedisError
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
@@ -20,8 +21,6 @@ from kvq_producer.output import console
 
 #: Pauses (seconds) between two looks; with a large batch a look takes longer, and so the pause.
 _SHORTEST, _LONGEST = 0.1, 5.0
-
-OnLook = Callable[[BatchProgress], None]
 
 
 class TimeLeft(ProgressColumn):
@@ -41,22 +40,29 @@ def wait_for(
     batch: Batch,
     *,
     timeout: float | None = None,
-    on_look: OnLook = lambda progress: None,
-    may_warn: bool = True,
+    before_look: Callable[[], None] | None = None,
 ) -> BatchProgress:
     """The batch's progress when it is over, or after `timeout` seconds.
 
-    `on_look` hears of each look, and may raise to end the waiting. May raise redis errors.
+    `before_look` is called before each look, again when one finds no server, and may raise to end
+    the waiting. Without it, redis errors are raised when the connection's patience ends.
     """
     watch = Watch(connection, batch)
     deadline = None if timeout is None else time.monotonic() + timeout
     with _bars(batch) as show:
         while True:
+            if before_look is not None:
+                before_look()
             began = time.monotonic()
-            progress = watch.poll()
-            idle = may_warn and not progress.over and _no_worker(connection, batch)
+            try:
+                progress = watch.poll()
+                idle = before_look is None and not progress.over and _no_worker(connection, batch)
+            except (RedisError, OSError):
+                if before_look is None:
+                    raise
+                time.sleep(_SHORTEST)
+                continue
             show(progress, idle)
-            on_look(progress)
             if progress.over or (deadline is not None and time.monotonic() >= deadline):
                 return progress
             took = time.monotonic() - began

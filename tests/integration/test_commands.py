@@ -244,6 +244,62 @@ def test_submit_survives_a_lost_reply(
     assert client.zcard(keys.registry("deferred", "kvq")) == 5
 
 
+def test_submit_survives_a_server_that_restarts_without_its_data(
+    kvq: Kvq,
+    model: Path,
+    tmp_path: Path,
+    server: Server,
+    client: PatientRedis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    with file.open("w") as lines:
+        for n in range(1200):
+            lines.write(
+                json.dumps({"custom_id": f"p{n}", "token_ids": [10 + n % 300, n // 300 + 5]})
+            )
+            lines.write("\n")
+    from kvq.queue.enqueue import Enqueuer
+
+    enqueue, calls = Enqueuer.enqueue, 0
+
+    def crash_after_the_second(self: Enqueuer, *arguments: Any) -> list[str]:
+        nonlocal calls
+        words = enqueue(self, *arguments)
+        calls += 1
+        if calls == 2:
+            server.kill()
+            server.wipe()
+            server.start()
+        return words
+
+    monkeypatch.setattr(Enqueuer, "enqueue", crash_after_the_second)
+    batch = kvq.json("submit", file, "--model", model)["batch"]
+    assert calls > 3
+    assert kvq.json("status", batch)["states"]["pending"] == 1200
+    queued = client.lrange(keys.queue("kvq"), 0, -1)
+    assert len(queued) == len(set(queued)) == 1200
+
+
+def test_a_batch_that_the_server_forgot_is_not_waited_for(
+    kvq: Kvq, model: Path, file: Path, client: PatientRedis
+) -> None:
+    import threading
+    import time
+
+    batch = kvq.json("submit", file, "--model", model)["batch"]
+
+    def forget() -> None:
+        time.sleep(1)
+        client.flushall()
+
+    thread = threading.Thread(target=forget)
+    thread.start()
+    status = kvq("wait", batch)
+    thread.join()
+    assert status == 1
+
+
 def test_worker_prints_what_makes_a_plain_rq_worker_the_same(
     kvq: Kvq, server: Server, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompt(model: Path, seed: int, tokens: int, **options: object) -> JobToEnqueue:
-    ids = pack(np.random.default_rng(seed).integers(10, 400, tokens).astype(np.uint32))
+    ids = pack(np.random.default_rng(seed).integers(10, 380, tokens).astype(np.uint32))
     message = PrefillMessage(
         model=str(model),
         codec="raw",

@@ -15,6 +15,7 @@ import pytest
 from tinymodel import tiny_model
 from workers import eventually
 
+from kvq.queue.connection import connect
 from kvq.store.store import Store
 
 SHARED = "You are a helpful assistant. " * 120
@@ -211,6 +212,21 @@ def test_a_killed_worker_is_replaced_and_its_blocks_are_used(kvq: Kvq, tmp_path:
     facts = body(kvq.results()[0])
     assert facts["tokens"] == 6000
     assert facts["reused_tokens"] >= 256
+
+
+def test_a_killed_server_is_replaced(kvq: Kvq, tmp_path: Path) -> None:
+    file = prompts(tmp_path, *({"token_ids": [5 + n] * 2500} for n in range(6)))
+    process = subprocess.Popen(
+        kvq.run(file), env=kvq.environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    eventually(lambda: list(kvq.store.glob("caches/*.json")), 120)
+    (url,) = (tmp_path / "state").glob("run/*/server.url")
+    os.kill(connect(url.read_text()).info("server")["process_id"], signal.SIGKILL)
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert [one["error"] for one in kvq.results()] == [None] * 6
+    assert len(Store(kvq.store).names()) == 6
+    assert processes_of(tmp_path) == []
 
 
 def test_a_prompt_that_fails_is_named_and_the_status_says_so(kvq: Kvq, tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvq.queue import keys, scripts
 from kvq.queue.batch import Batch, BatchFacts, new_id
-from kvq.queue.enqueue import Enqueuer
+from kvq.queue.enqueue import Enqueuer, run_script
 from kvq.queue.shared_ids import SharedPrefix
 from kvq.settings import Settings
+from kvq_producer.plan import PlannedJob
 from kvq_producer.submit.intake import Intake
 from kvq_producer.submit.jobs import Work
 from kvq_producer.submit.wish import Wish
@@ -19,6 +21,8 @@ from kvq_producer.submit.wish import Wish
 #: Jobs in one round trip, and bytes of token ids, so that neither side holds much at once.
 _JOBS = 500
 _BYTES = 16 << 20
+#: How often a batch is looked over for jobs that a restart of the server lost.
+_CHECKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +71,33 @@ def send(
         timeout=settings.job_timeout,
         lifetime=settings.batch_lifetime,
     )
+    words = _enqueue(enqueuer, work, on_progress)
+    # A server that restarts forgets the last second, jobs that it had confirmed among it.
+    for _ in range(_CHECKS):
+        if not missing_jobs(connection, work.ids):
+            break
+        batch = Batch.create(connection, facts, prompts, prefixes)
+        _enqueue(enqueuer, work, lambda jobs: None)
+    batch.mark_submitted()
+    return Sent(batch=batch, words=words)
+
+
+def missing_jobs(connection: Any, job_ids: Sequence[str]) -> int:
+    """How many of the jobs Redis does not know."""
+    status = run_script(connection, scripts.STATUS)
+    count = 0
+    for start in range(0, len(job_ids), _JOBS):
+        letters = status(args=[keys.JOB_PREFIX, *job_ids[start : start + _JOBS]])[0]
+        count += letters.count(b"l")
+    return count
+
+
+def _enqueue(enqueuer: Enqueuer, work: Work, on_progress: Callable[[int], None]) -> Counter[str]:
     words: Counter[str] = Counter()
     kept: set[SharedPrefix] = set()
-    start = 0
-    while start < len(intake.plan.jobs):
-        stop = _end_of_trip(intake, start)
+    jobs, start = work.intake.plan.jobs, 0
+    while start < len(jobs):
+        stop = _end_of_trip(jobs, start)
         pairs = list(work.jobs(start, stop))
         new = {prefix for _, prefix in pairs if prefix is not None} - kept
         kept |= new
@@ -81,13 +107,12 @@ def send(
         words.update(said)
         on_progress(len(pairs))
         start = stop
-    batch.mark_submitted()
-    return Sent(batch=batch, words=words)
+    return words
 
 
-def _end_of_trip(intake: Intake, start: int) -> int:
+def _end_of_trip(jobs: Sequence[PlannedJob], start: int) -> int:
     """The place after the last job of the trip that begins at `start`; at least one goes."""
-    jobs, tokens, stop = intake.plan.jobs, 0, start
+    tokens, stop = 0, start
     while stop < len(jobs) and stop - start < _JOBS and (stop == start or tokens * 4 < _BYTES):
         tokens += jobs[stop].tokens
         stop += 1

@@ -99,10 +99,10 @@ class Batch:
     def state_of_missing_jobs(self) -> State:
         """What it means that Redis does not know one of the batch's jobs."""
         key = keys.batch(self.facts.id)
-        canceled, submitted = self._connection.hmget(key, "canceled", "submitted")
+        facts, canceled, submitted = self._connection.hmget(key, "facts", "canceled", "submitted")
         if canceled:
             return State.CANCELED
-        return State.LOST if submitted == b"1" else State.PENDING
+        return State.PENDING if facts and submitted != b"1" else State.LOST
 
     def prompts(self) -> Iterator[list[Entry]]:
         """Its prompts in the order of the file, in pieces."""
@@ -113,13 +113,18 @@ class Batch:
         return entries.read(self._connection, self.facts.id, kind="prefixes")
 
     def results(self) -> Iterator[PromptResult]:
-        """What became of each prompt, in the order of the file: exactly one result a prompt."""
+        """What became of each prompt, in the order of the file: exactly one result a prompt.
+
+        Raises BatchNotFound when Redis has forgotten the batch, or a part of it.
+        """
         missing = self.state_of_missing_jobs()
+        left = self.facts.prompts
         fetch = run_script(self._connection, scripts.RESULTS)
         for piece in self.prompts():
             ids = list(dict.fromkeys(one.job_id for one in piece if one.job_id))
             replies = fetch(args=[keys.JOB_PREFIX, keys.RESULTS_PREFIX, *ids]) if ids else []
             outcomes = dict(zip(ids, map(read_outcome, replies), strict=True))
+            left -= len(piece)
             for one in piece:
                 outcome = outcomes[one.job_id] if one.job_id else ALREADY_STORED
                 yield PromptResult(
@@ -131,6 +136,12 @@ class Batch:
                     code=outcome.code,
                     message=outcome.message,
                 )
+
+        if left:
+            raise BatchNotFound(
+                f"Redis has forgotten {left} of the {self.facts.prompts} prompts of batch "
+                f"{self.facts.id}, perhaps in a restart: submit them again"
+            )
 
     def cancel(self) -> Counter[str]:
         """Drop the jobs that no other batch wants; those that run stop at their next chunk.
