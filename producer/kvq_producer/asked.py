@@ -46,14 +46,11 @@ class Asked:
 
         tokenizer = _tokenizer(folder)
         if self.messages is not None:
-            kwargs = self.chat_template_kwargs
-            return encode_messages(
-                tokenizer,
-                _json(self.messages.read(), "--messages"),
-                chat_template_kwargs=None
-                if kwargs is None
-                else _json(kwargs, "--chat-template-kwargs"),
-            )
+            chat = _chat(_json(self.messages.read(), "--messages"))
+            if self.chat_template_kwargs is not None:
+                kwargs = _json(self.chat_template_kwargs, "--chat-template-kwargs")
+                chat["chat_template_kwargs"] = kwargs
+            return encode_messages(tokenizer, **chat)
         return encode_text(tokenizer, self._text())
 
     def _text(self) -> str:
@@ -83,6 +80,16 @@ def decoder(folder: Path) -> Callable[[Sequence[int]], str] | None:
     except (MissingExtra, ModelError):
         return None
     return lambda ids: str(tokenizer.decode(list(ids)))
+
+
+def _chat(found: Any) -> dict[str, Any]:
+    """What a chat template is given, of a list of messages or an object as in a prompts file."""
+    if not isinstance(found, dict):
+        return {"messages": found}
+    if "messages" not in found:
+        raise UsageError('--messages is an object without "messages"')
+    names = ("messages", "tools", "chat_template_kwargs")
+    return {name: found[name] for name in names if found.get(name) is not None}
 
 
 @lru_cache(maxsize=1)

@@ -337,9 +337,14 @@ def test_why_of_a_chat(model: Path, tmp_path: Path) -> None:
     made = Store.create(tmp_path / "chats")
     ids = encode_messages(load_tokenizer(model), chat).tolist()
     save(made, make_space(KV, fingerprint=fingerprint(model)), ids)
-    (tmp_path / "chat.json").write_text(json.dumps(chat))
-    found = facts(made, "why", "--model", model, "--messages", tmp_path / "chat.json")
-    assert found["tokens"] == found["asked_tokens"] == len(ids)
+    file = tmp_path / "chat.json"
+    for content in (chat, {"messages": chat, "tools": None, "custom_id": "x"}):
+        file.write_text(json.dumps(content))
+        found = facts(made, "why", "--model", model, "--messages", file)
+        assert found["tokens"] == found["asked_tokens"] == len(ids)
+    file.write_text('{"prompt": "x"}')
+    reason = error(kvq(made, "why", "--model", model, "--messages", file))
+    assert isinstance(reason, UsageError)
 
 
 def test_why_knows_other_models_and_empty_stores(store: Store, model: Path, tmp_path: Path) -> None:

@@ -63,12 +63,13 @@ def import_(
     from kvq.exchange.importing import Import
     from kvq.model.loading import load
     from kvq.store.store import Store
+    from kvq_producer.asked import ids_of_json
     from kvq_producer.submit.lookup import whole_key
     from kvq_producer.submit.wish import default_name
 
     if token_ids is not None and prompt is not None:
         raise UsageError("give --token-ids or --prompt, not both")
-    given = None if token_ids is None else _ids(token_ids)
+    given = None if token_ids is None else ids_of_json(token_ids.read())
     opened = Store.create(store) if create_store else Store(store)
     llm = load(model, adapter)
     found = Import(llm, file)
@@ -84,16 +85,6 @@ def import_(
     click.echo(f"{done.name}: {done.tokens:,} tokens, {format_bytes(done.bytes)}, {done.codec}")
     for note in done.notes:
         click.echo(f"kvq: {note}", err=True)
-
-
-def _ids(file: Any) -> TokenIds:
-    from kvq.store.keys import as_ids
-
-    try:
-        found = json.loads(file.read())
-        return as_ids(found["token_ids"] if isinstance(found, dict) else found)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise UsageError(f"--token-ids is not a JSON list of token ids: {error}") from error
 
 
 def _chosen(found: Import, given: TokenIds | None, prompt: str | None, tokenizer: Any) -> TokenIds:

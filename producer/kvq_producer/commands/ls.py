@@ -14,7 +14,9 @@ from kvq_producer import options
 @click.command()
 @options.store
 @click.option(
-    "--model", "-m", help="Only of this model: its name or a pattern, or a fingerprint's begin."
+    "--model",
+    "-m",
+    help="Only of this model: its name or a pattern, or a fingerprint's first digits.",
 )
 @click.option("--codec", type=click.Choice(["raw", "q8", "q4"]), help="Only of this codec.")
 @click.option("--name", metavar="PATTERN", help="Only names like this, such as 'batch-7-*'.")

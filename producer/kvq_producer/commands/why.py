@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.option("--adapter", help="Folder of a LoRA adapter.")
 @click.option("--prompt", "-p", help="The prompt, as text.")
 @click.option("--prompt-file", type=click.File("rb"), help="File with the prompt's text.")
-@click.option("--messages", type=click.File("rb"), help="JSON file with a list of chat messages.")
+@click.option(
+    "--messages", type=click.File("rb"), help="JSON file: chat messages, or these and tools."
+)
 @click.option("--stdin", "from_stdin", is_flag=True, help="Read the prompt's text from stdin.")
 @click.option("--token-ids", type=click.File("rb"), help="JSON file: the list of token ids.")
 @click.option("--chat-template-kwargs", metavar="JSON", help="Given to the chat template.")
