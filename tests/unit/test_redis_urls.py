@@ -23,6 +23,8 @@ def test_the_first_url_that_is_set_wins() -> None:
 def test_a_bad_url_names_its_source_and_hides_its_password() -> None:
     with pytest.raises(InvalidSetting, match=r"KVQ_REDIS_URL: 'http://u:\*\*\*@h'.*rediss://"):
         find_url(None, {"KVQ_REDIS_URL": "http://u:secret@h"})
+    with pytest.raises(InvalidSetting, match="KVQ_REDIS_URL: 'nonsense'"):
+        find_url("nonsense", {"KVQ_REDIS_URL": "nonsense"})
     with pytest.raises(InvalidSetting, match="--redis-url: 'localhost'"):
         find_url("localhost", {})
     with pytest.raises(InvalidSetting, match="service/0"):

@@ -34,7 +34,7 @@ def worker_environment(base: Mapping[str, str]) -> dict[str, str]:
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(package, "worker")
     environment = {**base, **RQ_CLASSES}
-    environment["RQ_REDIS_URL"] = find_url(base.get("KVQ_REDIS_URL"), base)
+    environment["RQ_REDIS_URL"] = find_url(None, base)
     if (library := openblas()) is not None and not environment.get("LD_PRELOAD"):
         environment["LD_PRELOAD"] = library
     # A worker's log is read while it runs.

@@ -43,7 +43,10 @@ def find_url(given: str | None = None, environment: Mapping[str, str] | None = N
     Raises InvalidSetting when its form is not one of those above.
     """
     env = os.environ if environment is None else environment
-    named = [("--redis-url", given or ""), *((name, env.get(name, "")) for name in VARIABLES)]
+    named = [(name, env.get(name, "")) for name in VARIABLES]
+    # Settings hand on what they read of the variable as if it had been given.
+    if given is not None and given != named[0][1]:
+        named.insert(0, ("--redis-url", given))
     for source, url in named:
         if url.strip():
             return _checked(url.strip(), source)
