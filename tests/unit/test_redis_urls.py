@@ -85,6 +85,13 @@ def test_an_unreachable_server_says_what_to_do() -> None:
     assert "secret" not in message
 
 
+def test_unreachable_sentinels_show_no_password() -> None:
+    with pytest.raises(QueueUnavailable, match="no Sentinel can be reached") as caught:
+        connect("redis+sentinel://u:secret@127.0.0.1:1/s?sentinel_password=hidden", patience=0)
+    assert "secret" not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("foreign", "shown"),
     [

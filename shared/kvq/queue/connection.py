@@ -99,8 +99,11 @@ def queue_errors(url: str) -> Iterator[None]:
             "The access rules for producers and workers are in deploy/."
         ) from error
     except MasterNotFoundError as error:
-        raise QueueUnavailable(f"{where}: no Sentinel knows a master ({error}).") from error
-    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
+        # Its own text shows how each Sentinel is logged in to.
+        raise QueueUnavailable(
+            f"{where}: no Sentinel can be reached that knows a master of this service."
+        ) from error
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
         raise QueueUnavailable(
             f"{where} cannot be reached ({error}). Is it running? Name another with --redis-url "
             "or KVQ_REDIS_URL; `kvq run` brings its own."
