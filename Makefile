@@ -17,9 +17,11 @@ PROMPTS := producer/examples/prompts.jsonl
 # On Linux, MLX's CPU build comes with a slow BLAS; Debian's OpenBLAS is many times faster in float32.
 ifeq ($(shell uname -s),Linux)
 OPENBLAS := $(firstword $(wildcard /usr/lib/$(shell uname -m)-linux-gnu/openblas-pthread/libopenblas.so.0))
+# OpenBLAS takes a processor that is newer than itself for one of 2004.
+KERNELS := $(shell awk '/^flags/ { print / avx512dq .* avx512vl/ ? "SkylakeX" : / avx2 / ? "Haswell" : ""; exit }' /proc/cpuinfo)
 BLAS_HINT := $(if $(OPENBLAS),,no OpenBLAS found: MLX will be slow here; get it with: apt-get install libopenblas0-pthread)
 endif
-FAST := env $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS))
+FAST := env $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS) $(KERNELS:%=OPENBLAS_CORETYPE=%))
 # The demo asks no model hub for anything.
 KVQ := $(FAST) HF_HUB_OFFLINE=1 $(BIN)/kvq
 PYTEST := $(FAST) KVQ_DEMO_MODEL=$(CURDIR)/$(MODEL) $(BIN)/python -m pytest

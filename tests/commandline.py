@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvq_worker.environment import openblas, openblas_kernels
+
 #: Variables of the machine that would change what a command does.
 _OURS = ("KVQ_", "RQ_", "REDIS_", "HF_")
-_OPENBLAS = sorted(Path("/usr/lib").glob("*-linux-gnu/openblas-pthread/libopenblas.so.0"))
 
 
 class CommandLine:
@@ -22,7 +23,7 @@ class CommandLine:
         kept = {key: one for key, one in os.environ.items() if not key.startswith(_OURS)}
         self.environment = {
             **kept,
-            **({"LD_PRELOAD": str(_OPENBLAS[0])} if _OPENBLAS else {}),
+            **_fast_blas(),
             # The interpreter's `kvq` and `python` come before others of these names.
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             "KVQ_STATE": str(folder / "state"),
@@ -65,6 +66,12 @@ class CommandLine:
         ).stdout
         rows = (line.split(None, 2) for line in shown.splitlines())
         return [int(pid) for pid, parent, command in rows if int(parent) == of and word in command]
+
+
+def _fast_blas() -> dict[str, str]:
+    library, kernels = openblas(), openblas_kernels()
+    chosen = {"LD_PRELOAD": library, "OPENBLAS_CORETYPE": kernels if library else None}
+    return {name: value for name, value in chosen.items() if value}
 
 
 def write_lines(path: Path, *lines: dict[str, Any] | str | bytes) -> Path:

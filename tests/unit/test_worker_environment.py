@@ -43,6 +43,32 @@ def test_what_is_set_already_stays() -> None:
     assert made["RQ_REDIS_URL"] == "redis://b"
 
 
+@pytest.mark.parametrize(
+    ("cpuinfo", "kernels"),
+    [
+        ("flags\t\t: sse avx2 fma avx512f avx512cd avx512bw avx512dq avx512vl\n", "SkylakeX"),
+        ("processor: 0\nflags\t\t: sse avx2 fma avx512f\n", "Haswell"),
+        ("flags\t\t: sse sse2 avx\n", None),
+        ("Features\t: fp asimd\n", None),
+        ("", None),
+    ],
+)
+def test_openblas_is_told_what_the_processor_can_do(
+    tmp_path: Path, cpuinfo: str, kernels: str | None
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert environment.openblas_kernels(str(tmp_path / "cpuinfo")) == kernels
+    assert environment.openblas_kernels(str(tmp_path / "none")) is None
+
+
+def test_other_kernels_than_ours_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "openblas_kernels", lambda: "Haswell")
+    assert worker_environment({})["OPENBLAS_CORETYPE"] == "Haswell"
+    assert worker_environment({"OPENBLAS_CORETYPE": "Zen"})["OPENBLAS_CORETYPE"] == "Zen"
+    # The library that somebody else chose is theirs to tune.
+    assert "OPENBLAS_CORETYPE" not in worker_environment({"LD_PRELOAD": "/mine.so"})
+
+
 def test_a_bad_setting_stops_the_worker_before_it_starts() -> None:
     with pytest.raises(InvalidSetting, match="KVQ_LEASE"):
         worker_environment({"KVQ_LEASE": "soon"})

@@ -37,6 +37,8 @@ def worker_environment(base: Mapping[str, str]) -> dict[str, str]:
     environment["RQ_REDIS_URL"] = find_url(None, base)
     if (library := openblas()) is not None and not environment.get("LD_PRELOAD"):
         environment["LD_PRELOAD"] = library
+        if (kernels := openblas_kernels()) is not None:
+            environment.setdefault("OPENBLAS_CORETYPE", kernels)
     # A worker's log is read while it runs.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     return environment
@@ -54,3 +56,19 @@ def openblas() -> str | None:
         return None
     found = (path for pattern in _OPENBLAS for path in sorted(glob.glob(pattern)))
     return next(found, None)
+
+
+def openblas_kernels(cpuinfo: str = "/proc/cpuinfo") -> str | None:
+    """The best of OpenBLAS's kernels that an x86 processor can run, None where that is unknown.
+
+    OpenBLAS tells processors by their model number. One newer than itself gets kernels of 2004,
+    several times slower, whatever it can do.
+    """
+    try:
+        with open(cpuinfo, encoding="ascii", errors="replace") as file:
+            flags = next((line for line in file if line.startswith("flags")), "").split()
+    except OSError:
+        return None
+    if {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"} <= set(flags):
+        return "SkylakeX"
+    return "Haswell" if {"avx2", "fma"} <= set(flags) else None
