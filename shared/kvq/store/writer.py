@@ -98,8 +98,8 @@ class Writer:
         self, path: Path, meta: BlockMeta, tensors: Sequence[Tensor], *, durable: bool
     ) -> int:
         for _ in range(_TRIES - 1):
-            make_directory(path.parent)
             with contextlib.suppress(FileNotFoundError):  # a sweep removed the empty directory
+                make_directory(path.parent)
                 return write_block(path, meta, tensors, durable=durable)
         make_directory(path.parent)
         return write_block(path, meta, tensors, durable=durable)
