@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
+
 from benchmarks.shapes import SHAPES
 
 
@@ -25,9 +28,7 @@ _codec = click.option("--codec", type=click.Choice(["raw", "q8", "q4"]), default
 @_runs
 @_folder
 @click.option("--cold", is_flag=True, help="Drop the files from the page cache before each run.")
-def restore(
-    shape: str, tokens: int, codec: str, runs: int, folder: str | None, cold: bool
-) -> None:
+def restore(shape: str, tokens: int, codec: str, runs: int, folder: str | None, cold: bool) -> None:
     """Disk to evaluated caches, against stock load and bare reads."""
     from benchmarks.restore import run
 
@@ -48,6 +49,48 @@ def prefill_overhead(
     from benchmarks.save import run
 
     run(shape, tokens, codec=codec, runs=runs, folder=folder, step=step)
+
+
+@main.command()
+@click.option("--blocks", default=100_000, show_default=True)
+@click.option("--tokens", default=32_768, show_default=True)
+@click.option("--runs", default=20, show_default=True)
+@_folder
+def match(blocks: int, tokens: int, runs: int, folder: str | None) -> None:
+    """Finding a prompt's longest stored prefix in a large store."""
+    from benchmarks.match import run
+
+    run(blocks, tokens, runs=runs, folder=folder)
+
+
+_model = click.option("--model", default=".demo/gemma-3-270m", show_default=True)
+_text = click.option("--text", type=click.Path(path_type=Path), default=Path("LICENSE"))
+
+
+@main.command()
+@_model
+@_codec
+@_runs
+@_text
+@click.option("--lengths", default="256,512,1024,2048", show_default=True)
+def ttft(model: str, codec: str, runs: int, text: Path, lengths: str) -> None:
+    """Time to the first token, cold and resumed."""
+    from benchmarks.ttft import run
+
+    run(model, [int(one) for one in lengths.split(",")], codec=codec, runs=runs, text=text)
+
+
+@main.command("shared-prefix")
+@_model
+@_codec
+@_text
+@click.option("--prompts", default=100, show_default=True)
+@click.option("--tokens", default=4096, show_default=True)
+def shared_prefix(model: str, codec: str, text: Path, prompts: int, tokens: int) -> None:
+    """Prompts that share nine tenths, against one prefill or one process for each."""
+    from benchmarks.shared_prefix import run
+
+    run(model, prompts, tokens, codec=codec, text=text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`restore`: from disk to evaluated caches, against stock mlx-lm and bare reads of the same bytes."""
+"""`restore`: from disk to evaluated caches, against stock mlx-lm and bare reads of the files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from benchmarks.measure import Ways, drop_page_cache, show
-from benchmarks.shapes import SHAPES, CacheOnly
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
+from benchmarks.measure import Ways, drop_page_cache, show
+from benchmarks.shapes import SHAPES, CacheOnly
 from kvq.model.folder import ModelFacts
 from kvq.model.loading import LoadedModel
 from kvq.prefill import Prefiller, PrefillRequest

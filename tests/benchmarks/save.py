@@ -1,4 +1,4 @@
-"""`prefill-overhead`: a whole job, files on the disk, against the bare prefill of the same tokens."""
+"""`prefill-overhead`: a whole job, files on the disk, against the bare prefill of its tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
+
 from benchmarks.measure import Timing, folder_bytes, show
 from benchmarks.restore import loaded
 from benchmarks.shapes import whole_model
-from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
-
 from kvq.prefill import Prefiller, PrefillRequest
 from kvq.store import Store
 
@@ -38,7 +38,12 @@ def run(shape: str, tokens: int, *, codec: str, runs: int, folder: str | None, s
             job, nbytes = _job(model, ids, codec, step, Path(temp) / "store")
             disk = _disk(Path(temp), nbytes)
         if number:
-            for name, took in (("bare", bare), ("stock", bare + stock), ("job", job), ("disk", disk)):
+            for name, took in (
+                ("bare", bare),
+                ("stock", bare + stock),
+                ("job", job),
+                ("disk", disk),
+            ):
                 seconds.setdefault(name, []).append(took)
             sizes = {"stock": stock_bytes, "job": nbytes, "disk": nbytes}
     limit = [max(pair) for pair in zip(seconds["bare"], seconds["disk"], strict=True)]

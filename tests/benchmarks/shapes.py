@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Layers, KV heads and head dim; `window` for the sliding layers, `every` n-th of which is full."""
+    """Layers, KV heads, head dim; with a `window`, all layers slide but each `every`-th."""
 
     layers: int
     kv_heads: int

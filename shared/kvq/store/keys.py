@@ -18,6 +18,9 @@ BLOCK = 256
 KEY_BYTES = 20
 #: Key of the empty prefix, parent of every first block.
 ROOT = bytes(KEY_BYTES)
+#: RFC 4648's base-32 alphabet in lower case, which survives file systems that ignore case.
+_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
+
 #: Leading tokens that `first_code` covers.
 FIRST_TOKENS = 16
 
@@ -78,12 +81,9 @@ def first_code(token_ids: TokenIds) -> str:
     can match, and how far at most, without opening any.
     """
     data = pack(token_ids[:FIRST_TOKENS])
-    digest = blake2b(digest_size=5)
-    letters = ""
-    for start in range(0, len(data), 4):
-        digest.update(data[start : start + 4])
-        letters += _LETTERS[digest.digest()[0] >> 3]
-    return letters
+    data = pack(token_ids[:FIRST_TOKENS])
+    prefixes = (data[:end] for end in range(4, len(data) + 1, 4))
+    return "".join(_LETTERS[blake2b(one, digest_size=5).digest()[0] >> 3] for one in prefixes)
 
 
 def common_prefix(a: TokenIds, b: TokenIds) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import Header, read_header
 from kvq.store.children import Candidate, Children, list_children
@@ -89,7 +91,7 @@ def walk(space: Path, ids: TokenIds, avoid: Mapping[Path, str] | None = None) ->
     while len(ids) - start >= BLOCK:
         block = BlockName.of(node, ids[start : start + BLOCK])
         try:
-            header = _open(space, block, start, avoid)
+            header = _open(space, block, start, avoid, ids[start : start + BLOCK])
         except FileNotFoundError:
             break
         except DamagedFile as error:
@@ -152,8 +154,17 @@ def _open_longest(
     return found
 
 
-def _open(space: Path, block: BlockName, start: int, avoid: Mapping[Path, str]) -> Header:
-    """The verified header of a block's `kv` file: right place, right tokens, right key."""
+def _open(
+    space: Path,
+    block: BlockName,
+    start: int,
+    avoid: Mapping[Path, str],
+    expected: TokenIds | None = None,
+) -> Header:
+    """The verified header of a block's `kv` file: right place, right tokens, right key.
+
+    Where the block's name was made of the `expected` ids, comparing those is enough.
+    """
     path = block_path(space, block)
     if avoid and path in avoid:
         raise DamagedFile(str(path), avoid[path])
@@ -165,7 +176,11 @@ def _open(space: Path, block: BlockName, start: int, avoid: Mapping[Path, str]) 
         or meta.parent != block.parent
         or meta.start != start
         or len(meta.token_ids) != block.n
-        or child_key(meta.parent, meta.token_ids) != block.key
+        or not (
+            child_key(meta.parent, meta.token_ids) == block.key
+            if expected is None
+            else np.array_equal(meta.token_ids, expected)
+        )
     ):
         raise DamagedFile(str(header.path), "the header does not belong to the file's name")
     return header
