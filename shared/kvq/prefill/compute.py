@@ -50,7 +50,7 @@ def compute(
         start,
         len(ids),
         step=task.step,
-        stops=[*task.stops, gate.start],
+        stops=[*task.stops, *gate.stops],
         last_alone=task.keep_logits,
     )
     done = start

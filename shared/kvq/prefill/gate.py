@@ -74,6 +74,11 @@ class Gate:
         self._lossy: dict[str, mx.array] = {}
         self._exact: list[mx.array] = []
 
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Positions at which a chunk has to end: where the replay begins, if there is one."""
+        return (self.start,) if self._names else ()
+
     def replay(self, caches: Sequence[Any], position: int) -> None:
         """At `start`, with exact caches: what the model says on rows that went through a codec."""
         if position != self.start or position == 0:
