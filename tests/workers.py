@@ -25,7 +25,7 @@ def environment(url: str, worker_class: str | None = STAND_IN, **variables: str)
         "RQ_REDIS_URL": url,
         "RQ_JOB_CLASS": "kvq_worker.KvqJob",
         "RQ_CONNECTION_CLASS": "kvq.queue.connection.PatientRedis",
-        "PYTHONPATH": str(TESTS),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "",
         "PYTHONUNBUFFERED": "1",
     }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -138,3 +142,73 @@ def test_a_model_that_cannot_be_used_fails_once_with_its_reason(
     assert results[0].code == "model_not_found"
     assert {one.code for one in results[1:4]} <= {"unsupported_model", "model_not_found"}
     assert not mark.exists()
+
+
+def test_a_forking_rq_worker_stores_too(
+    fleet: Fleet, client: PatientRedis, store: Store, model: Path
+) -> None:
+    batch = submit(client, [prompt(model, n, 300) for n in range(2)])
+    worker = fleet.start("--burst", worker_class=None)
+    assert worker.wait(180) == 0, worker.output
+    assert [one.state for one in batch.results()] == [State.STORED] * 2
+    assert worker.output.count("RQ_WORKER_CLASS=kvq_worker.ResidentWorker") == 1
+    # Without kvq's job class RQ must be told that jobs are JSON.
+    again = submit(client, [prompt(model, 3, 300)])
+    bare = fleet.start("--burst", "-S", "json", worker_class=None, RQ_JOB_CLASS="rq.job.Job")
+    assert bare.wait(180) == 0, bare.output
+    assert [one.state for one in again.results()] == [State.STORED]
+    assert store.names() == ["cache-0", "cache-1", "cache-3"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB, where this process may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("mounting needs root on Linux")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_stops_the_worker_and_the_job_goes_on_when_there_is_room(
+    fleet: Fleet, client: PatientRedis, small_disk: Path, model: Path
+) -> None:
+    store = Store.create(small_disk / "store")
+    options = {"KVQ_STORE": str(store.path), "KVQ_MIN_FREE": "0", "KVQ_STEP": "256"}
+    # 512 bytes a token: 2,000 fit, 8,000 do not.
+    small, large = prompt(model, 1, 2000), prompt(model, 2, 8000)
+    batch = submit(client, [small, large])
+    worker = fleet.start("--burst", worker_class=RESIDENT, **options)
+    assert worker.wait(180) == 75, worker.output
+    assert "this worker takes no more jobs" in worker.output
+    assert [one.state for one in batch.results()] == [State.STORED, State.PENDING]
+    assert store.names() == ["cache-1"]
+    check_files(store)
+    enlarge = ["mount", "-o", "remount,size=64m", str(small_disk)]
+    subprocess.run(enlarge, check=True)
+    assert fleet.start("--burst", worker_class=RESIDENT, **options).wait(180) == 0
+    results = list(batch.results())
+    assert [one.state for one in results] == [State.STORED] * 2
+    assert results[1].facts["reused_tokens"] > 0
+    check_files(store)
+
+
+def test_a_share_that_is_unmounted_is_not_written_to(
+    fleet: Fleet, client: PatientRedis, small_disk: Path, model: Path
+) -> None:
+    store = Store.create(small_disk / "store")
+    options = {"KVQ_STORE": str(store.path), "KVQ_MIN_FREE": "0"}
+    worker = fleet.start(worker_class=RESIDENT, **options)
+    batch = submit(client, [prompt(model, 1, 300)])
+    eventually(lambda: Watch(client, batch).poll().over, 60)
+    subprocess.run(["umount", "-l", str(small_disk)], check=True)
+    (small_disk / "store").mkdir()  # the mount point, and what a careless writer would fill
+    batch = submit(client, [prompt(model, 2, 300)])
+    assert worker.wait(60) == 75
+    assert [one.state for one in batch.results()] == [State.PENDING]
+    assert list((small_disk / "store").iterdir()) == []
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(small_disk)], check=True)
