@@ -92,11 +92,11 @@ QWEN3_NEXT = {
 @pytest.mark.parametrize(
     ("config", "token", "window", "sizes"),
     [
-        (LLAMA_8B, 131_072, 0, (537, 151, 1074, 302, 4295, 1208)),
-        (QWEN3_8B, 147_456, 0, (604, 170, 1208, 340, 4832, 1359)),
-        (GEMMA3_4B, 20_480, 1024, (206, 58, 289, 81, 793, 223)),
-        (GEMMA3_12B, 65_536, 1024, (604, 170, 872, 245, 2483, 698)),
-        (GPT_OSS_20B, 24_576, 128, (104, 29, 204, 58, 808, 227)),
+        (LLAMA_8B, 131_072, 0, (537, 147, 1074, 294, 4295, 1174)),
+        (QWEN3_8B, 147_456, 0, (604, 165, 1208, 330, 4832, 1321)),
+        (GEMMA3_4B, 20_480, 1024, (206, 56, 289, 79, 793, 217)),
+        (GEMMA3_12B, 65_536, 1024, (604, 165, 872, 239, 2483, 679)),
+        (GPT_OSS_20B, 24_576, 128, (104, 30, 204, 59, 808, 234)),
     ],
     ids=["llama-3.1-8b", "qwen3-8b", "gemma-3-4b", "gemma-3-12b", "gpt-oss-20b"],
 )
@@ -128,7 +128,7 @@ def test_a_short_prompt_fills_only_part_of_its_windows():
 def test_quantized_values_take_their_bits_and_a_share_of_scale_and_bias():
     shape = shape_of(LLAMA_8B)
     assert shape.kv_bytes("q8") == 131_072 * 8.5 / 16
-    assert shape.kv_bytes("q4") == 131_072 * 4.5 / 16
+    assert shape.kv_bytes("q4") == 131_072 * 4.375 / 16
     float32 = shape_of({**LLAMA_8B, "torch_dtype": "float32"})
     assert float32.kv_bytes("raw") == 262_144
     assert float32.kv_bytes("q8") == shape.kv_bytes("q8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from kvq.cache.adapters import Rows, adapter_of
 from kvq.cache.leaves import leaf_caches
 from kvq.codec import SINK_TOKENS, Codec
+from kvq.store.keys import BLOCK
 
 #: New rows [1, heads, tokens, dim] from old ones and the position of the first.
 Transform = Callable[[mx.array, int], mx.array]
@@ -40,10 +42,16 @@ def unchanged(rows: mx.array, first: int) -> mx.array:
 
 
 def through(codec: Codec) -> Transform:
-    """What a restore gives back of rows that were stored with `codec`."""
+    """What a restore gives back of rows that were stored with `codec`, block by block."""
 
     def change(rows: mx.array, first: int) -> mx.array:
-        parts = codec.encode(rows, raw_tokens=max(0, SINK_TOKENS - first))
-        return codec.decode(parts, dim=rows.shape[-1], dtype=rows.dtype)
+        stop = first + rows.shape[2]
+        cuts = [first, *range(first // BLOCK * BLOCK + BLOCK, stop, BLOCK), stop]
+        blocks = []
+        for low, high in pairwise(cuts):
+            block = rows[:, :, low - first : high - first]
+            parts = codec.encode(block, raw_tokens=max(0, SINK_TOKENS - low))
+            blocks.append(codec.decode(parts, dim=rows.shape[-1], dtype=rows.dtype))
+        return mx.concatenate(blocks, axis=2)
 
     return change

@@ -1,4 +1,4 @@
-"""Affine groups with 16-bit scales: the arithmetic of `q8` and `q4`, on the device."""
+"""Affine groups with 16-bit scales, and standardized channels: the arithmetic, on the device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from kvq.codec.coding import LayerCoding
 _SMALLEST_STEP = {mx.bfloat16: 2.0**-100, mx.float16: 2.0**-24}
 
 
-def quantize(x: mx.array, coding: LayerCoding) -> tuple[mx.array, mx.array, mx.array]:
+def scale_dtype(dtype: mx.Dtype) -> mx.Dtype:
+    """The 16-bit float that scales of records of `dtype` are stored in."""
+    return mx.float16 if dtype == mx.float16 else mx.bfloat16
+
+
+def quantize(
+    x: mx.array, coding: LayerCoding, dtype: mx.Dtype
+) -> tuple[mx.array, mx.array, mx.array]:
     """Codes (uint32), scales and biases of `x` [..., dim], as the package's docstring lays out.
 
-    No value is off by more than half its scale, up to the rounding of float32 and of `x.dtype`.
+    Scales and biases are of the 16-bit float `dtype`. No value is off by more than half its
+    scale, up to the rounding of float32.
     """
-    scale_dtype = mx.float16 if x.dtype == mx.float16 else mx.bfloat16
     levels = 2**coding.bits - 1
     x = x.astype(mx.float32)
     if coding.padded_dim > coding.dim:  # with the last value, which cannot widen a group's range
@@ -26,19 +33,18 @@ def quantize(x: mx.array, coding: LayerCoding) -> tuple[mx.array, mx.array, mx.a
 
     # The bias is rounded down and the step up, so that bias .. bias + levels * step covers the
     # group whatever 16 bits can hold; only then are the codes found, with what a reader will see.
-    bias = _round_down(groups.min(axis=-1, keepdims=True), scale_dtype)
+    bias = _round_down(groups.min(axis=-1, keepdims=True), dtype)
     span = groups.max(axis=-1, keepdims=True) - bias.astype(mx.float32)
-    step = -_round_down(-mx.maximum(span / levels, _SMALLEST_STEP[scale_dtype]), scale_dtype)
+    step = _round_up(mx.maximum(span / levels, _SMALLEST_STEP[dtype]), dtype)
     codes = mx.round((groups - bias.astype(mx.float32)) / step.astype(mx.float32))
     codes = mx.clip(codes, 0, levels).astype(mx.uint8).reshape(*rows, coding.padded_dim)
     return _pack(codes, coding.bits), step.squeeze(-1), bias.squeeze(-1)
 
 
 def dequantize(
-    codes: mx.array, scales: mx.array, biases: mx.array, coding: LayerCoding, dtype: mx.Dtype
+    codes: mx.array, scales: mx.array, biases: mx.array, coding: LayerCoding
 ) -> mx.array:
-    """Values [..., dim] of `dtype`."""
-    # In float32, and rounded once: in bfloat16 the product and the sum would each be rounded.
+    """float32 values [..., dim]."""
     x = mx.dequantize(
         codes,
         scales.astype(mx.float32),
@@ -46,7 +52,28 @@ def dequantize(
         group_size=coding.group_size,
         bits=coding.bits,
     )
-    return x[..., : coding.dim].astype(dtype)
+    return x[..., : coding.dim]
+
+
+def standardize(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """`x` [layers, heads, tokens, dim] with each channel moved and scaled to mean 0, deviation 1.
+
+    Returns it in float32, with the means and deviations [layers, heads, 1, dim] as 16-bit floats;
+    computed with these as rounded.
+    """
+    dtype = scale_dtype(x.dtype)
+    x = x.astype(mx.float32)
+    mean = x.mean(axis=2, keepdims=True).astype(dtype)
+    # From the rounded mean, so that a constant channel cannot end up far from 0 in deviations.
+    centered = x - mean.astype(mx.float32)
+    square = mx.square(centered).mean(axis=2, keepdims=True)
+    deviation = _round_up(mx.maximum(mx.sqrt(square), _SMALLEST_STEP[dtype]), dtype)
+    return centered / deviation.astype(mx.float32), mean, deviation
+
+
+def unstandardize(x: mx.array, mean: mx.array, deviation: mx.array) -> mx.array:
+    """The float32 values that `standardize` was given, up to the quantization in between."""
+    return x * deviation.astype(mx.float32) + mean.astype(mx.float32)
 
 
 def _pack(codes: mx.array, bits: int) -> mx.array:
@@ -55,6 +82,11 @@ def _pack(codes: mx.array, bits: int) -> mx.array:
         pairs = codes.view(mx.uint16)  # the second code of a pair is the high byte
         codes = ((pairs | (pairs >> 4)) & 0xFF).astype(mx.uint8)
     return codes.view(mx.uint32)
+
+
+def _round_up(x: mx.array, dtype: mx.Dtype) -> mx.array:
+    """The smallest value of the 16-bit float `dtype` that is not below the float32 `x`."""
+    return -_round_down(-x, dtype)
 
 
 def _round_down(x: mx.array, dtype: mx.Dtype) -> mx.array:

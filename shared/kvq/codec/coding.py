@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvq.errors import UnsupportedFormat
@@ -11,6 +12,8 @@ from kvq.errors import UnsupportedFormat
 #: The group sizes that MLX's quantized kernels take.
 GROUP_SIZES = (32, 64, 128)
 PREFERRED_GROUP_SIZE = 64
+#: Standardized channels are alike, so a group of them can be larger at little loss.
+PREFERRED_OF_CHANNELS = 128
 
 #: Leading tokens of a chain that stay as computed. Attention puts much of its weight on the first
 #: tokens of a text whatever they are, so an error in them is an error everywhere.
@@ -19,8 +22,10 @@ SINK_TOKENS = 4
 #: Padding may add at most this share of bits to a value.
 MOST_PADDING = 1.25
 
-#: A scale and a bias of 2 bytes each.
-GROUP_OVERHEAD_BITS = 32
+#: A scale and a bias of 2 bytes each; likewise a channel's mean and deviation.
+PAIR_BITS = 32
+#: Tokens of a full block, which share the means and deviations of their channels.
+BLOCK_TOKENS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,8 @@ class LayerCoding:
     """How the last axis of one array is coded.
 
     `codec` is the one really used: "raw" where none of its groups fits. `bits`, `group_size` are 0
-    and `padded_dim` equals `dim` when it is raw. `note` says why it is not the plain case, or "".
+    and `padded_dim` equals `dim` when it is raw. With `channels`, it is each channel's distance
+    from its mean, in deviations, that is coded. `note` says why it is not the plain case, or "".
     """
 
     codec: str
@@ -36,6 +42,7 @@ class LayerCoding:
     bits: int = 0
     group_size: int = 0
     padded_dim: int
+    channels: bool = False
     note: str = ""
 
     @property
@@ -44,11 +51,12 @@ class LayerCoding:
         return self.bits == 0
 
     def bits_per_value(self, raw_bits: int = 16) -> float:
-        """Stored bits for each value of the array, scales and padding included."""
+        """Stored bits for each value of a full block, scales and padding included."""
         if self.exact or self.dim == 0:
             return float(raw_bits)
-        per_group = self.group_size * self.bits + GROUP_OVERHEAD_BITS
-        return per_group * (self.padded_dim // self.group_size) / self.dim
+        per_group = self.group_size * self.bits + PAIR_BITS
+        per_channel = PAIR_BITS / BLOCK_TOKENS if self.channels else 0.0
+        return per_group * (self.padded_dim // self.group_size) / self.dim + per_channel
 
     def as_json(self) -> dict[str, Any]:
         """The coding as a JSON object, for a file's header."""
@@ -61,7 +69,7 @@ class LayerCoding:
                 "bits": self.bits,
                 "group_size": self.group_size,
                 "padded_dim": self.padded_dim,
-            }
+            } | ({"channels": True} if self.channels else {})
         return facts | ({"note": self.note} if self.note else {})
 
     @classmethod
@@ -75,6 +83,7 @@ class LayerCoding:
                 bits=int(facts.get("bits", 0)),
                 group_size=int(facts.get("group_size", 0)),
                 padded_dim=int(facts.get("padded_dim", dim)),
+                channels=bool(facts.get("channels", False)),
                 note=str(facts.get("note", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -87,7 +96,8 @@ class LayerCoding:
 
     def _sensible(self) -> bool:
         if self.codec == "raw":
-            return self.dim >= 0 and self.bits == 0 and self.padded_dim == self.dim
+            plain = self.bits == 0 and not self.channels
+            return plain and self.dim >= 0 and self.padded_dim == self.dim
         return (
             self.bits in (4, 8)
             and self.group_size in GROUP_SIZES
@@ -96,7 +106,7 @@ class LayerCoding:
         )
 
 
-def plan(codec: str, bits: int, dim: int) -> LayerCoding:
+def plan(codec: str, bits: int, dim: int, *, channels: bool = False) -> LayerCoding:
     """The coding of rows of `dim` values with affine groups of `bits` bits.
 
     Where no group size divides `dim`, the rows are padded, if that adds at most a quarter to the
@@ -105,19 +115,18 @@ def plan(codec: str, bits: int, dim: int) -> LayerCoding:
     """
     if dim <= 0:
         return LayerCoding(codec="raw", dim=dim, padded_dim=dim)
-    group = resolve_group_size(dim)
+    preferred = PREFERRED_OF_CHANNELS if channels else PREFERRED_GROUP_SIZE
+    coding = partial(LayerCoding, codec=codec, dim=dim, bits=bits, channels=channels)
+    group = resolve_group_size(dim, preferred=preferred)
     if group is not None:
-        return LayerCoding(codec=codec, dim=dim, bits=bits, group_size=group, padded_dim=dim)
+        return coding(group_size=group, padded_dim=dim)
     padded = [
-        LayerCoding(
-            codec=codec,
-            dim=dim,
-            bits=bits,
+        coding(
             group_size=size,
             padded_dim=-(-dim // size) * size,
             note=f"no group size divides {dim}: padded to {-(-dim // size) * size}",
         )
-        for size in sorted(GROUP_SIZES, key=_distance)
+        for size in sorted(GROUP_SIZES, key=lambda size: _distance(size, preferred))
     ]
     shortest = min(padded, key=lambda coding: coding.padded_dim)
     if shortest.padded_dim <= MOST_PADDING * dim:
@@ -140,5 +149,5 @@ def resolve_group_size(*dims: int, preferred: int = PREFERRED_GROUP_SIZE) -> int
     return min(fitting, key=lambda size: _distance(size, preferred), default=None)
 
 
-def _distance(size: int, preferred: int = PREFERRED_GROUP_SIZE) -> tuple[int, int]:
+def _distance(size: int, preferred: int) -> tuple[int, int]:
     return abs(size - preferred), size

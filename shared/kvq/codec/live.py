@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from kvq.codec import affine
 from kvq.codec.coding import LayerCoding
-from kvq.codec.registry import check
+from kvq.codec.parts import check
 
 #: Codes (uint32), scales and biases, as `mx.quantize` gives them.
 Codes = tuple[mx.array, mx.array, mx.array]
@@ -19,6 +19,8 @@ def mismatch(keys: LayerCoding, values: LayerCoding) -> str:
     for name, coding in (("keys", keys), ("values", values)):
         if coding.exact:
             return f"the {name} are stored raw"
+        if coding.channels:
+            return f"the channels of the {name} are standardized"
         if coding.padded_dim != coding.dim:
             return f"the {name} are padded from {coding.dim} to {coding.padded_dim}"
     if (keys.bits, keys.group_size) != (values.bits, values.group_size):
@@ -39,7 +41,7 @@ def codes(parts: Mapping[str, mx.array], coding: LayerCoding, dtype: mx.Dtype) -
     check(parts, coding)
     pieces: list[Codes] = []
     if "sink" in parts:
-        pieces.append(affine.quantize(parts["sink"], coding))
+        pieces.append(affine.quantize(parts["sink"], coding, affine.scale_dtype(dtype)))
     if "q" in parts:
         pieces.append((parts["q"], parts["s"], parts["b"]))
     q, s, b = (mx.concatenate(list(same), axis=2) for same in zip(*pieces, strict=True))
