@@ -78,6 +78,7 @@ class StandInModels(Models):
             upto = min(end + CHUNK, len(ids))
             time.sleep(self._seconds if model == "slow" else 0)
             while model == "hang":
+                (store.path / "standin" / "hanging").touch()
                 _sleep_without_signals(60)
             _log(store.path, f"{os.getpid()} {folder.name} {end} {upto}")
             (folder / str(upto)).touch()

@@ -108,12 +108,12 @@ def test_an_idle_worker_stops_at_once(fleet: Fleet) -> None:
 
 
 def test_a_second_signal_ends_a_worker_inside_an_evaluation(
-    fleet: Fleet, client: PatientRedis
+    fleet: Fleet, client: PatientRedis, store: Store
 ) -> None:
     one = job(1, model="hang")
     worker = fleet.ready(fleet.start())
     submit(client, [one])
-    eventually(lambda: client.zcard(keys.registry("wip", "kvq")) == 1, 30)
+    eventually(lambda: (store.path / "standin" / "hanging").exists(), 30)
     worker.send(signal.SIGTERM)
     time.sleep(1)
     assert worker.alive
