@@ -19,6 +19,12 @@ STAND_IN = "standin.StandInWorker"
 RESIDENT = "kvq_worker.ResidentWorker"
 
 
+def clean_environment() -> dict[str, str]:
+    """This process's variables without what steers kvq, RQ and Redis."""
+    ours = ("KVQ_", "RQ_", "REDIS_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
 def environment(url: str, worker_class: str | None = STAND_IN, **variables: str) -> dict[str, str]:
     """What makes a plain `rq worker kvq` kvq's own; without a class, RQ's."""
     ours = {
@@ -31,8 +37,7 @@ def environment(url: str, worker_class: str | None = STAND_IN, **variables: str)
     }
     if worker_class is not None:
         ours["RQ_WORKER_CLASS"] = worker_class
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVQ_", "RQ_", "REDIS_"))}
-    return {**kept, **ours, **variables}
+    return {**clean_environment(), **ours, **variables}
 
 
 class WorkerProcess:

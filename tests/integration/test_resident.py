@@ -14,8 +14,9 @@ import numpy as np
 import psutil
 import pytest
 from jobs_for_tests import submit
+from servers import Server
 from tinymodel import tiny_model
-from workers import RESIDENT, Fleet, WorkerProcess, eventually
+from workers import RESIDENT, Fleet, WorkerProcess, clean_environment, eventually
 
 from kvq.queue.connection import PatientRedis
 from kvq.queue.enqueue import JobToEnqueue
@@ -212,3 +213,24 @@ def test_a_share_that_is_unmounted_is_not_written_to(
     assert [one.state for one in batch.results()] == [State.PENDING]
     assert list((small_disk / "store").iterdir()) == []
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(small_disk)], check=True)
+
+
+def test_kvq_worker_is_that_worker(
+    client: PatientRedis, server: Server, store: Store, model: Path, tmp_path: Path
+) -> None:
+    batch = submit(client, [prompt(model, 1, 300)])
+    command = [sys.executable, "-m", "kvq_producer", "worker", "--burst"]
+    command += ["--store", str(store.path), "--models", f"{model.parent}/*"]
+    command += ["--redis-url", server.url]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=clean_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = batch.results()
+    assert result.state is State.STORED
+    assert result.facts["worker"] in done.stdout + done.stderr
+    refused = submit(client, [prompt(tmp_path / "other", 2, 300)])
+    assert subprocess.run(
+        command, capture_output=True, timeout=120, cwd=tmp_path, env=clean_environment()
+    ).returncode == 0  # fmt: skip
+    assert [one.code for one in refused.results()] == ["model_not_allowed"]

@@ -13,6 +13,7 @@ from kvq_worker.scripts import RELEASE
 
 log = logging.getLogger("rq.worker")
 
+_PORTION = 2000
 JOB_ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")
 
 
@@ -53,8 +54,9 @@ class KvqQueue(Queue):  # type: ignore[misc]
 
     def enqueue_dependents(self, job: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]]:
         """Put into the queue, before all others, what waited for `job` and for nothing else."""
-        self.connection.register_script(RELEASE)(
-            keys=[self.key, keys.registry("deferred", self.name), keys.dependents(job.id)],
-            args=[keys.JOB_PREFIX],
-        )
+        release, more = self.connection.register_script(RELEASE), True
+        waiting = [self.key, keys.registry("deferred", self.name), keys.dependents(job.id)]
+        while more:
+            # Redis does nothing else while a script runs, so thousands go in portions.
+            more, _ = release(keys=waiting, args=[keys.JOB_PREFIX, _PORTION])
         return {}

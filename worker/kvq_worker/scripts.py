@@ -112,16 +112,14 @@ end
 
 #: Lets the jobs go that waited for one that is over.
 #:
-#: KEYS  queue, deferred, dependents of the job    ARGV  job prefix
-#: Returns how many went into the queue, before all others.
+#: KEYS  queue, deferred, dependents of the job    ARGV  job prefix, how many at most
+#: Returns 1 while there are more, and how many went into the queue, before all others.
 RELEASE = (
     _RELEASE
     + """
-local gone, free = release(ARGV[1], KEYS[1], KEYS[2], redis.call('SMEMBERS', KEYS[3]))
-for from = 1, #gone, 1000 do
-  redis.call('SREM', KEYS[3], unpack(gone, from, math.min(from + 999, #gone)))
-end
-return free
+local ids = redis.call('SPOP', KEYS[3], ARGV[2])
+local _, free = release(ARGV[1], KEYS[1], KEYS[2], ids)
+return {redis.call('EXISTS', KEYS[3]), free}
 """
 )
 
