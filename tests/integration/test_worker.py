@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from jobs_for_tests import job, submit
-from workers import Fleet, eventually
+from servers import Server
+from workers import Fleet, environment, eventually
 
 from kvq.queue import keys
 from kvq.queue.batch import Batch
@@ -201,3 +205,30 @@ def test_a_forking_rq_worker_works_and_is_told_once_how_to_do_better(
     assert worker.wait(60) == 0
     assert [one.code for one in batch.results()] == ["model_not_allowed"] * 3
     assert worker.output.count("RQ_WORKER_CLASS=kvq_worker.ResidentWorker") == 1
+
+
+def test_rq_s_own_tools_see_the_worker_and_its_queue(
+    fleet: Fleet, client: PatientRedis, server: Server
+) -> None:
+    worker = fleet.ready(fleet.start())
+    submit(client, [job(1, model="broken")])
+    eventually(lambda: client.zcard(keys.registry("failed", "kvq")) == 1, 30)
+    shown = subprocess.run(
+        [sys.executable, "-m", "rq.cli", "info"],
+        env=environment(server.url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert f" {worker.pid})" in shown.stdout
+    assert "1 failed" in shown.stdout
+    requeued = subprocess.run(
+        [sys.executable, "-m", "rq.cli", "requeue", "--queue", "kvq", "--all", "-S", "json"],
+        env=environment(server.url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert requeued.returncode == 0, requeued.stderr
+    eventually(lambda: worker.output.count("OSError: the machine failed") == 5, 30)
