@@ -52,6 +52,8 @@ COMMANDS = {
     "expire": Listed(_STORE, "Give caches a lifetime, or none.", "producer"),
     "export": Listed(_STORE, "Write a cache as a file that mlx-lm reads.", "mlx"),
     "import": Listed(_STORE, "Store a file that mlx-lm wrote.", "mlx"),
+    "gc": Listed(_STORE, "Collect what the store no longer needs.", "producer"),
+    "verify": Listed(_STORE, "Check that everything in the store holds.", "producer"),
     "generate": Listed(_USE, "Generate text after a prompt, resuming from the store.", "mlx"),
     "doctor": Listed(_OPERATING, "Check this machine, its Redis and its store.", "producer"),
     "metrics": Listed(_OPERATING, "Serve figures of the queue and the store.", "metrics"),

@@ -1,0 +1,72 @@
+"""Proof that a cache resumes as if its prompt had just been read: a few tokens, both ways."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kvq.cache.container import KVCacheContainer
+from kvq.errors import UsageError
+from kvq.generate.iterator import TokenIterator
+from kvq.generate.parameters import GenerateParameters
+from kvq.model.loading import LoadedModel
+from kvq.store.blockfile import read_header
+from kvq.store.keys import TokenIds
+from kvq.store.layout import block_path, spaces_dir
+from kvq.store.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Greedy tokens after a cache's prompt, resumed and computed anew (`cold`)."""
+
+    name: str
+    codec: str
+    prompt: int
+    reused: int
+    resumed: tuple[int, ...]
+    cold: tuple[int, ...]
+
+    @property
+    def same(self) -> bool:
+        return self.resumed == self.cold
+
+    def as_json(self) -> dict[str, Any]:
+        return {"same": self.same, **asdict(self)}
+
+
+def replay(store: Store, llm: LoadedModel, name: str, *, tokens: int = 8) -> Replay:
+    """Continue the prompt of the cache `name` twice and compare.
+
+    A cache with a lossy codec may differ: its quality says how often to expect that. Raises
+    CacheNotFound, DamagedFile, and UsageError when the model is not the one that made the cache.
+    """
+    manifest = store.manifest(name)
+    if manifest.fingerprint != llm.fingerprint:
+        raise UsageError(f"{name} was made with another model than {llm.name} ({manifest.model})")
+    ids = prompt_of(store, name)
+    match = store.match(llm.fingerprint, ids, codecs=[manifest.codec])
+    cache = match.load(llm.model, upto=match.resume_tokens)
+    reused = cache.tokens
+    parameters = GenerateParameters(max_tokens=tokens)
+    resumed = tuple(TokenIterator(ids[reused:], llm.model, cache, parameters))
+    cold = tuple(TokenIterator(ids, llm.model, KVCacheContainer.make(llm.model), parameters))
+    return Replay(
+        name=name,
+        codec=manifest.codec,
+        prompt=len(ids),
+        reused=reused,
+        resumed=resumed,
+        cold=cold,
+    )
+
+
+def prompt_of(store: Store, name: str) -> TokenIds:
+    """The token ids of a cache's prompt, from the headers of its blocks."""
+    manifest = store.manifest(name)
+    folder = spaces_dir(store.path) / manifest.space
+    chain = manifest.blocks()[: len(manifest.chain)]
+    parts = [read_header(block_path(folder, block)).meta.token_ids for block in chain]
+    return np.concatenate(parts)[: manifest.tokens]
