@@ -146,8 +146,14 @@ def test_a_prompt_that_ends_where_others_part_is_their_prefix_job():
 def test_a_piece_of_a_block_after_a_prompt_is_a_prefix_job_only_for_many(siblings, made):
     last = np.arange(siblings, dtype=np.uint32)
     batch = [np.concatenate([ids((0, 800)), last[n:]]) for n in range(siblings)]
-    with make_plan(prompts(ids((0, 760)), *batch)) as plan:
-        assert [job.prefill_tokens for job in prefixes(plan)] == [8] * made
+    with make_plan(prompts(ids((0, 690)), *batch)) as plan:
+        assert [job.prefill_tokens for job in prefixes(plan)] == [78] * made
+
+
+def test_a_few_tokens_that_all_begin_with_are_no_prefix_job():
+    batch = [np.array([2, *range(n, n + 50)], np.uint32) for n in range(100, 60_000, 150)]
+    with make_plan(prompts(*batch), align=1) as plan:
+        assert not prefixes(plan)
 
 
 def test_equal_prompts_are_one_job_that_answers_every_custom_id():

@@ -145,11 +145,12 @@ class _Drafts:
     def _is_worth_a_job(self, tokens: int, branch: Branch) -> bool:
         """Whether to prefill `tokens` up to `branch` once instead of once for each prompt below.
 
-        Always when they are a block. What is left of one, after a prompt that ends within it,
-        is worth a job of its own only where many share it.
+        Always when they are a block. Less than that is worth a job of its own only where many
+        share it, and never a few tokens, such as the one with which every text begins: the whole
+        batch would wait for that job.
         """
         count = self._pending[branch.high] - self._pending[branch.low]
-        return count > 1 and tokens * count >= BLOCK
+        return count > 1 and tokens >= KEEP_GAP and tokens * count >= BLOCK
 
     def _prompt(self, place: int, way: _Way) -> Draft | None:
         """Draft the job of the prompt at `place`, unless the store has it whole."""
