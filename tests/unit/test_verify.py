@@ -1,140 +1,336 @@
-"""`verify`: whatever is wrong is found, and nothing is found where all is well."""
+"""A check finds what is wrong with a store, says what to do, and puts aside only when asked."""
 
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from dummystore import KV, STATE, make_space, save_cache
-from tinymodel import tiny_model
+from dummystore import (
+    KV_ONLY,
+    RECURRENT,
+    WINDOWED,
+    age,
+    blocks_of,
+    files_in,
+    manifest_of,
+    publish,
+    rows_of,
+    save,
+    save_cache,
+)
 
-from kvq.cache.replay import replay
-from kvq.errors import UsageError
-from kvq.model.loading import load
-from kvq.prefill import Prefiller, PrefillRequest
+from kvq.errors import DamagedFile, StoreUnavailable
 from kvq.store import Store
-from kvq.store.layout import manifest_path
-from kvq.store.verify import Fault, verify
-from kvq_producer.cli import run
-from kvq_producer.commands.gc import gc
-from kvq_producer.commands.verify import verify as verify_command
+from kvq.store.keys import as_ids
+from kvq.store.layout import block_path
+from kvq.store.verify import Finding, Severity, VerifyReport, verify
+from kvq.store.verify import blocks as blocks_module
+
+DAY = 86400.0
+TEXT = np.random.default_rng(9).integers(0, 100_000, 2000).astype(np.uint32)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    store = Store.create(tmp_path / "store")
-    space = make_space(KV, STATE)
-    save_cache(store, space, "one", list(range(600)))
-    save_cache(store, space, "two", [*range(300), 7, 8])
-    return store
+    return Store.create(tmp_path / "store")
 
 
-def blocks(store: Store, pattern: str = "*.safetensors") -> list[Path]:
-    return sorted(store.path.rglob(f"nodes/**/{pattern}"))
+def errors(report: VerifyReport) -> list[Finding]:
+    return [one for one in report.findings if one.severity is Severity.ERROR]
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
+def said(report: VerifyReport) -> str:
+    return "\n".join(f"{one.severity} {one.path}: {one.what}" for one in report.findings)
 
 
-def test_a_whole_store_has_no_findings(store: Store) -> None:
-    report = verify(store)
-    assert report.findings == []
+def relative(store: Store, path: Path) -> str:
+    return str(path.relative_to(store.path))
+
+
+def flip(path: Path, position: int = -1) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= 1
+    path.write_bytes(raw)
+
+
+def test_a_sound_store(store):
+    for number, space in enumerate((KV_ONLY, WINDOWED, RECURRENT)):
+        space = replace(space, fingerprint=f"{number}" * 40)
+        save_cache(store, space, f"c{number}", TEXT[:900], kept=(100, 300))
+    seen: list[tuple[int, int]] = []
+    report = verify(store, on_progress=lambda files, nbytes: seen.append((files, nbytes)))
+    assert report.findings == ()
     assert report.ok
-    assert report.caches == 2
-    assert report.files == len(blocks(store))
-    assert report.nbytes == sum(path.stat().st_size for path in blocks(store))
-    assert (report.orphans, report.leftovers, report.quarantined) == (0, 0, 0)
+    blocks = [path for path in files_in(store.path) if path.suffix == ".safetensors"]
+    assert (report.files, report.caches) == (len(blocks), 3)
+    assert seen[-1] == (report.files, report.nbytes)
+    assert report.nbytes > 0
+    assert verify(store, deep=False).nbytes == 0
+    assert json.loads(json.dumps(report.as_json()))["ok"] is True
 
 
-@pytest.mark.parametrize("at", [3, 40, -1])
-def test_a_flipped_byte_is_found_and_put_aside_when_asked(store: Store, at: int) -> None:
-    path = next(one for one in blocks(store) if one.name.count(".") == 3)
-    flip(path, at)
-    (damaged, *others) = verify(store).findings
-    assert (damaged.fault, damaged.path, damaged.moved) == (Fault.DAMAGED, str(path), False)
-    assert {one.fault for one in others} == {Fault.INCOMPLETE}
-    assert path.exists()
-    assert any(one.moved for one in verify(store, repair=True).findings)
-    assert not path.exists()
-    after = verify(store)
-    assert {one.fault for one in after.findings} == {Fault.INCOMPLETE}
-    assert after.quarantined == 1
+def test_an_empty_store(store):
+    assert verify(store).findings == ()
 
 
-def test_a_quick_look_reads_no_tensors(store: Store) -> None:
-    flip(blocks(store)[0], -1)
+def test_every_kind_of_damage_is_found_and_put_aside_when_asked(store):
+    save_cache(store, WINDOWED, "it", TEXT[:900])
+    save_cache(store, WINDOWED, "other", TEXT[1000:1300])
+    bad = [block_path(store.space_folder(WINDOWED), blocks_of(TEXT[:900])[1][0])]
+    bad.append(
+        next(path for path in store.path.rglob("*.window.*") if path.parent != bad[0].parent)
+    )
+    bad.append(next(store.path.rglob("*.logits.*")))
+    flip(bad[0], 100)
+    flip(bad[1])
+    bad[2].write_bytes(bad[2].read_bytes()[:-1])
+    before = {path: path.read_bytes() for path in files_in(store.path)}
+    report = verify(store)
+    assert {path: path.read_bytes() for path in files_in(store.path)} == before
+    named = {one.path: one for one in errors(report)}
+    for path in bad:
+        found = named[relative(store, path)]
+        assert not found.repaired
+        assert "--repair" in found.advice
+    assert any(one.path == "caches/it.json" for one in errors(report))
+    again = verify(store, repair=True)
+    assert all(named[relative(store, path)].repaired is False for path in bad)
+    assert {one.path for one in again.findings if one.repaired} == {
+        relative(store, path) for path in bad
+    }
+    assert not any(path.exists() for path in bad)
+    last = verify(store)
+    assert all(one.path.startswith("caches/") for one in errors(last))
+    assert sum(one.path.startswith("quarantine/") for one in last.findings) == 3
+
+
+def test_only_a_deep_check_reads_tensors(store):
+    saved = save(store, KV_ONLY, TEXT[:300])
+    flip(saved[0].path)
     assert verify(store, deep=False).ok
     assert not verify(store).ok
 
 
-def test_a_file_under_another_blocks_name_is_found(store: Store) -> None:
-    rows = [one for one in blocks(store) if ".256." in one.name and "state" not in one.name]
-    first, second = rows[:2]
-    first.write_bytes(second.read_bytes())
-    assert Fault.DAMAGED in {one.fault for one in verify(store).findings}
+@pytest.mark.parametrize("wrong", ["place", "tokens", "space", "first", "record"])
+def test_a_file_that_is_not_what_its_name_says(store, wrong):
+    save(store, KV_ONLY, TEXT[:900])
+    folder = store.space_folder(KV_ONLY)
+    (first, _), (block, start), *_ = blocks_of(TEXT[:900])
+    path = block_path(folder, block)
+    ids = TEXT.copy()
+    if wrong == "place":
+        path.write_bytes(block_path(folder, first).read_bytes())
+    elif wrong == "tokens":
+        ids[300] += 1
+        publish(path, KV_ONLY, block, ids, start, "kv", rows_of(ids[256:512]))
+    elif wrong == "space":
+        other = replace(KV_ONLY, codec="q8")
+        publish(path, other, block, ids, start, "kv", rows_of(ids[256:512]))
+    elif wrong == "first":
+        code = "a" if block.first[0] != "a" else "b"
+        path.rename(path.with_name(replace(block, first=code + block.first[1:]).file()))
+    else:
+        publish(path, KV_ONLY, block, ids, start, "window", rows_of(ids[256:512]))
+    found = errors(verify(store))
+    assert [one.what for one in found] == ["the header does not belong to the file's name"]
 
 
-def test_missing_blocks_and_bad_manifests_are_named(store: Store) -> None:
-    last = next(one for one in blocks(store) if ".88." in one.name and one.name.count(".") == 3)
-    last.unlink()
-    flip(manifest_path(store.path, "two"), 30)
-    found = {one.fault: one for one in verify(store).findings}
-    assert found[Fault.INCOMPLETE].path == "one"
-    assert found[Fault.INCOMPLETE].what == "1 block of 3 are missing or damaged"
-    assert found[Fault.MANIFEST].path == "two"
+def test_blocks_that_start_elsewhere_than_the_one_before_ends(store):
+    save(store, KV_ONLY, TEXT[:512])
+    block, _ = blocks_of(TEXT[:512])[1]
+    ids = np.concatenate([TEXT[:256], TEXT])
+    path = block_path(store.space_folder(KV_ONLY), block)
+    publish(path, KV_ONLY, block, ids, 512, "kv", rows_of(TEXT[256:512]))
+    age(store.path, DAY)
+    report = verify(store)
+    assert "its blocks say 512 tokens, the block before 256" in said(report)
 
 
-def test_forgotten_blocks_are_orphans_and_no_fault(store: Store) -> None:
-    store.remove_manifest("two")
+def test_blocks_behind_a_gap(store):
+    manifest = save_cache(store, KV_ONLY, "it", TEXT[:900])
+    block_path(store.space_folder(KV_ONLY), manifest.blocks()[1]).unlink()
+    report = verify(store)
+    assert [one.what for one in errors(report)] == [
+        "the block after token 256 is missing or damaged"
+    ]
+    assert "no sound full block leads here" not in said(report), "it may just be written"
+    age(store.path, DAY)
+    assert "no sound full block leads here" in said(verify(store))
+
+
+def test_a_cache_whose_records_are_missing(store):
+    save_cache(store, RECURRENT, "it", TEXT[:900], kept=(300,))
+    next(store.path.rglob("*.logits.*")).unlink()
+    branch = blocks_of(TEXT[:300])[-1][0]
+    block_path(store.space_folder(RECURRENT), branch, "state").unlink()
+    assert {one.what for one in errors(verify(store))} == {
+        "the logits after its last token are missing",
+        "it cannot be restored at token 300, which it says was kept",
+    }
+    tail = blocks_of(TEXT[:900])[-1][0]
+    block_path(store.space_folder(RECURRENT), tail, "state").unlink()
+    assert "only 0 of its 900 tokens can be restored" in said(verify(store))
+
+
+def test_manifests_that_do_not_add_up(store):
+    good = save_cache(store, KV_ONLY, "good", TEXT[:900])
+    store.write_manifest(replace(good, name="short", chain=good.chain[:2]))
+    store.write_manifest(replace(good, name="elsewhere", space="0" * 40))
+    store.write_manifest(replace(good, name="lies", codec="q4"))
+    (store.path / "caches" / "copy.json").write_bytes(good.encode())
+    (store.path / "caches" / "bad.json").write_text("{}")
+    report = verify(store, repair=True)
+    found = {one.path: one for one in report.findings}
+    assert found["caches/short.json"].what == "its blocks hold 512 tokens, not 900"
+    assert found["caches/elsewhere.json"].what.endswith("is not there")
+    assert "q4" in found["caches/lies.json"].what
+    assert found["caches/copy.json"].severity is Severity.WARNING
+    assert found["caches/bad.json"].repaired
+    assert "good" in store.names()
+    assert "caches/good.json" not in found
+    assert "bad" not in store.names()
+
+
+def test_newer_files_are_not_errors(store, monkeypatch):
+    manifest = save_cache(store, KV_ONLY, "it", TEXT[:300])
+    data = manifest.encode().replace(b'"format": 1', b'"format": 9')
+    (store.path / "caches" / "newer.json").write_bytes(data)
     report = verify(store)
     assert report.ok
-    assert report.orphans == 1
+    assert "warning caches/newer.json: a newer format" in said(report)
+    monkeypatch.setattr("kvq.store.blockfile.FORMAT", 0)
+    report = verify(store, repair=True)
+    assert report.ok
+    assert not any(one.repaired for one in report.findings)
 
 
-def test_the_command_says_so_and_exits_1(store: Store) -> None:
-    runner = CliRunner()
-    calm = runner.invoke(verify_command, ["--store", str(store.path)], standalone_mode=False)
-    assert calm.return_value == 0
-    assert "2 caches" in calm.output
-    assert "all hold" in calm.output
-    flip(blocks(store)[0], -1)
-    told = runner.invoke(
-        verify_command, ["--store", str(store.path), "--json"], standalone_mode=False
-    )
-    assert told.return_value == 1
-    assert json.loads(told.output)["findings"][0]["fault"] == "damaged"
-
-
-def test_collecting_is_a_dry_run_until_it_is_allowed(store: Store) -> None:
-    store.remove_manifest("two")
-    runner = CliRunner()
-    arguments = ["--store", str(store.path), "--grace", "0s", "--settle", "0s"]
-    before = blocks(store)
-    dry = runner.invoke(gc, arguments, standalone_mode=False)
-    assert "would be freed" in dry.output
-    assert blocks(store) == before
-    done = runner.invoke(gc, [*arguments, "--yes"], standalone_mode=False)
-    assert done.return_value == 0
-    assert len(blocks(store)) < len(before)
+def test_spaces_that_cannot_be_read(store):
+    save(store, KV_ONLY, TEXT[:300])
+    path = store.space_folder(KV_ONLY) / "space.json"
+    data = path.read_bytes()
+    path.write_text("{}")
+    assert not verify(store).ok
+    path.write_bytes(data.replace(b"float32", b"float16"))
+    assert "it describes another space" in said(verify(store, repair=True))
+    assert not path.exists()
+    report = verify(store)
+    assert "missing, so that none of the space's blocks can be found" in said(report)
+    store.add_space(KV_ONLY)
     assert verify(store).ok
-    assert verify(store).orphans == 0
 
 
-def test_a_replay_proves_that_a_cache_resumes_alike(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model")
-    store, llm = Store.create(tmp_path / "store"), load(str(model))
-    ids = np.arange(10, 400, dtype=np.uint32) % 250
-    Prefiller(store, llm).run(PrefillRequest(token_ids=ids, name="one", codec="raw"))
-    found = replay(store, llm, "one", tokens=6)
-    assert found.same
-    assert (found.prompt, found.reused, len(found.cold)) == (390, 390, 6)
-    status = run(["verify", "--store", str(store.path), "--replay", "one", "--model", str(model)])
-    assert status == 0
-    with pytest.raises(UsageError, match="another model"):
-        replay(store, load(str(tiny_model(tmp_path / "other", seed=1))), "one")
+def test_what_is_left_over_is_noted_once_it_is_old(store):
+    save_cache(store, RECURRENT, "it", TEXT[:300])
+    save(store, RECURRENT, TEXT[1000:1300])
+    folder = store.space_folder(RECURRENT)
+    block, _ = blocks_of(TEXT[:300])[0]
+    block_path(folder, block, "state", ckpt=True).write_bytes(
+        block_path(folder, blocks_of(TEXT[:300])[1][0], "state").read_bytes()
+    )
+    node = block_path(folder, block).parent
+    (node / ".tmp-1-a.safetensors").write_bytes(b"")
+    (store.path / ".tmp-1-b.json").write_bytes(b"")
+    (node / "Thumbs.db").write_bytes(b"")
+    first = verify(store, deep=False)
+    assert {one.what for one in first.findings if one.severity is not Severity.ERROR} == {
+        "not a file of kvq's"
+    }
+    # A change of a file's time is itself noted by the file system, so look from later on.
+    later = verify_later(store)
+    assert {one.what for one in later.findings if one.severity is Severity.NOTE} == {
+        "not a file of kvq's",
+        "left by a process that was killed",
+        "a checkpoint of a job that has ended",
+        "5 files, " + orphan_size(later) + ", of blocks that no cache names",
+    }
+
+
+def verify_later(store: Store) -> VerifyReport:
+    with pytest.MonkeyPatch.context() as patch:
+        now = __import__("time").time()
+        patch.setattr("kvq.store.verify.checker.time.time", lambda: now + DAY)
+        return verify(store, deep=False)
+
+
+def orphan_size(report: VerifyReport) -> str:
+    (what,) = [one.what for one in report.findings if "no cache names" in one.what]
+    return what.split(", ")[1]
+
+
+def test_records_without_their_block(store):
+    saved = save(store, WINDOWED, TEXT[:100])
+    saved[0].path.unlink()
+    assert "without its rows" in said(verify_later(store))
+
+
+def test_quarantine_is_told_with_its_reasons(store):
+    saved = save(store, KV_ONLY, TEXT[:300])
+    store.quarantine(DamagedFile(str(saved[0].path), "it was Tuesday"))
+    (store.path / "quarantine" / "loose").write_bytes(b"x")
+    report = verify(store)
+    assert f"put aside from {relative(store, saved[0].path)}: it was Tuesday" in said(report)
+    assert "put aside, nobody knows why" in said(report)
+
+
+def test_files_that_come_and_go_are_no_findings(store, monkeypatch):
+    """Everything is swept after it was listed."""
+    save(store, KV_ONLY, TEXT[:900])
+    read_header = blocks_module.read_header
+
+    def swept(path: Path):
+        path.unlink()
+        return read_header(path)
+
+    monkeypatch.setattr(blocks_module, "read_header", swept)
+    assert verify(store).findings == ()
+
+
+def test_a_cache_forgotten_meanwhile_is_no_finding(store, monkeypatch):
+    save_cache(store, KV_ONLY, "it", TEXT[:300])
+    from kvq.store.verify import checker
+
+    real = checker.faults
+
+    def forgotten(*args: object):
+        for path in store.path.rglob("*.safetensors"):
+            path.unlink()
+        found = list(real(*args))
+        store.remove_manifest("it")
+        return found
+
+    monkeypatch.setattr(checker, "faults", forgotten)
+    assert verify(store).findings == ()
+
+
+def test_a_file_that_cannot_be_read(store, monkeypatch):
+    save_cache(store, KV_ONLY, "it", TEXT[:300])
+
+    def broken(header: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(blocks_module, "check_data", broken)
+    report = verify(store, repair=True)
+    assert {one.what for one in errors(report)} == {"cannot be read: Input/output error"}
+    assert not any(one.repaired for one in report.findings)
+
+
+def test_a_store_that_is_not_there(store):
+    os.unlink(store.path / "kvq-store.json")
+    with pytest.raises(StoreUnavailable):
+        verify(store)
+
+
+def test_it_agrees_with_what_a_reader_gets(store):
+    """Without findings, every cache is an exact match; with a missing block it is not."""
+    ids = as_ids(TEXT[:700])
+    save(store, WINDOWED, ids)
+    store.write_manifest(manifest_of(store, WINDOWED, "it", ids))
+    assert verify(store).ok
+    assert store.match(WINDOWED.fingerprint, ids).exact
+    next(store.path.rglob("*.logits.*")).unlink()
+    assert not verify(store).ok
+    assert not store.match(WINDOWED.fingerprint, ids).exact

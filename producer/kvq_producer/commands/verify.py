@@ -60,22 +60,16 @@ def _replay(store: Any, name: str, model: str | None, tokens: int) -> Replay:
 
 
 def _print(report: VerifyReport, replayed: list[Replay]) -> None:
+    from kvq.store.verify import Severity
     from kvq.units import format_bytes
 
     for one in report.findings:
-        click.echo(f"{one.fault}: {one.path}\n  {one.what}\n  {one.advice}")
+        click.echo(f"{one.severity}: {one.path}: {one.what}\n  {one.advice}")
     for again in replayed:
         word = "same" if again.same else "OTHER"
         click.echo(f"replay {again.name}: {word} tokens, {again.reused} of {again.prompt} reused")
+    errors = report.count(Severity.ERROR)
     click.echo(
-        f"{report.caches} caches, {report.files} files, {format_bytes(report.nbytes)}: "
-        + ("all hold" if report.ok else f"{len(report.findings)} faults")
+        f"{report.caches} caches, {report.files} files, {format_bytes(report.nbytes)} read: "
+        + ("all is sound" if report.ok else "1 error" if errors == 1 else f"{errors} errors")
     )
-    extra = {
-        "blocks that no cache names": report.orphans,
-        "leftovers of ended jobs": report.leftovers,
-        "files in quarantine": report.quarantined,
-    }
-    for what, count in extra.items():
-        if count:
-            click.echo(f"{count} {what}")

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from kvq.cache.container import KVCacheContainer
 from kvq.errors import UsageError
 from kvq.generate.iterator import TokenIterator
 from kvq.generate.parameters import GenerateParameters
 from kvq.model.loading import LoadedModel
-from kvq.store.blockfile import read_header
-from kvq.store.keys import TokenIds
-from kvq.store.layout import block_path, spaces_dir
 from kvq.store.store import Store
+from kvq.store.verify.caches import token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +42,7 @@ def replay(store: Store, llm: LoadedModel, name: str, *, tokens: int = 8) -> Rep
     manifest = store.manifest(name)
     if manifest.fingerprint != llm.fingerprint:
         raise UsageError(f"{name} was made with another model than {llm.name} ({manifest.model})")
-    ids = prompt_of(store, name)
+    ids = token_ids(store, manifest)
     match = store.match(llm.fingerprint, ids, codecs=[manifest.codec])
     cache = match.load(llm.model, upto=match.resume_tokens)
     reused = cache.tokens
@@ -61,12 +57,3 @@ def replay(store: Store, llm: LoadedModel, name: str, *, tokens: int = 8) -> Rep
         resumed=resumed,
         cold=cold,
     )
-
-
-def prompt_of(store: Store, name: str) -> TokenIds:
-    """The token ids of a cache's prompt, from the headers of its blocks."""
-    manifest = store.manifest(name)
-    folder = spaces_dir(store.path) / manifest.space
-    chain = manifest.blocks()[: len(manifest.chain)]
-    parts = [read_header(block_path(folder, block)).meta.token_ids for block in chain]
-    return np.concatenate(parts)[: manifest.tokens]
