@@ -138,3 +138,25 @@ def test_a_manifest_names_its_blocks_and_digests_itself(tmp_path: Path) -> None:
         f"{second.hex()}.44.{first_letters(ids[256:])}",
     ]
     assert facts["format"] == 1
+
+
+def test_branches_end_at_kept_positions_and_hold_their_states(tmp_path: Path) -> None:
+    ids = as_ids(prompt(by_name("qwen3_next"), 700))
+    llm = as_loaded(by_name("qwen3_next"))
+    store = Store.create(tmp_path / "store")
+    request = PrefillRequest(token_ids=ids, name="one", codec="raw", keep=(100, 300))
+    Prefiller(store, llm, step=128).run(request)
+    facts = json.loads((store.path / "caches" / "one.json").read_bytes())
+    folder, _ = read_space(store.path)
+    assert [position for position, _ in facts["branches"]] == [100, 300]
+    for position, stem in facts["branches"]:
+        before = position // 256
+        parent = bytes.fromhex(facts["chain"][before - 1][:40]) if before else bytes(20)
+        part = ids[before * 256 : position]
+        assert (
+            stem == f"{digest(20, parent + part.tobytes()).hex()}.{len(part)}.{first_letters(part)}"
+        )
+        path = folder / "nodes" / parent.hex()[:2] / parent.hex() / f"{stem}.state.safetensors"
+        meta, tensors = read_file(path)
+        assert meta["start"] + len(part) == position
+        assert tensors
