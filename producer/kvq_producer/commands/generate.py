@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     "--codec", "codecs", multiple=True, help="Use only caches of this codec (repeatable)."
 )
 @click.option("--no-reuse", is_flag=True, help="Compute the whole prompt, whatever is stored.")
+@click.option("--live", is_flag=True, help="Keep layers quantized as they rest, where possible.")
 @click.option("--compare-cold", is_flag=True, help="Also time the first token with nothing reused.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead.")
 def generate(
@@ -46,6 +47,7 @@ def generate(
     seed: int | None,
     codecs: tuple[str, ...],
     no_reuse: bool,
+    live: bool,
     compare_cold: bool,
     as_json: bool,
 ) -> None:
@@ -57,7 +59,7 @@ def generate(
     llm = _open(model, store, adapter, seed)
     asked |= {"codecs": codecs or None, "temperature": temperature}
     text = ""
-    for chunk in llm.stream(**asked, max_tokens=max_tokens, reuse=not no_reuse):
+    for chunk in llm.stream(**asked, max_tokens=max_tokens, reuse=not no_reuse, live=live):
         text += chunk.text
         if not as_json:
             click.echo(chunk.text, nl=False)

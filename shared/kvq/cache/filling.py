@@ -161,13 +161,13 @@ def _put(landings: list[Landing], part: Part, tensor: Callable[[TensorInfo], mx.
     low = part.low - part.header.meta.low
     for number, landing in enumerate(landings):
         described = part.header.meta.groups[number]
-        for index, (side, one) in enumerate(landing.group.sides()):
+        for index, (side, _) in enumerate(landing.group.sides()):
             coding = LayerCoding.from_json(described[side]["coding"])
             parts = {
                 name: tensor(info) for name, info in _tensors(part.header, number, side).items()
             }
             kept = codecs.take(parts, low, low + part.high - part.low)
-            landing.put(index, part.start, codecs.decode(kept, coding, one.mlx_dtype))
+            landing.accept(index, part.start, kept, coding)
 
 
 def _tensors(header: Header, group: int, side: str) -> dict[str, TensorInfo]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from kvq.cache.adapters import STEP, Rows
+from kvq import codec as codecs
+from kvq.cache import convert
+from kvq.cache.adapters import STEP, Rows, adapter_of
 from kvq.cache.groups import Group, Side
+from kvq.codec import LayerCoding
+from kvq.codec.live import Codes, codes
+from kvq.store.space import Leaf
 
 
 class Landing:
@@ -64,6 +69,13 @@ class Landing:
             for index, view in enumerate(self._opened(side)):
                 view[0, :, at : at + high - low] = rows[index, :, low:high]
 
+    def accept(
+        self, side: int, start: int, parts: Mapping[str, mx.array], coding: LayerCoding
+    ) -> None:
+        """Decode the parts of consecutive tokens from `start` on, and put them in place. Lazy."""
+        dtype = self.group.sides()[side][1].mlx_dtype
+        self.put(side, start, codecs.decode(parts, coding, dtype))
+
     def put(self, side: int, start: int, rows: mx.array) -> None:
         """Copy device rows of the tokens from `start` on. Lazy: evaluate `arrays()`."""
         for at, low, high in self._places(start, rows.shape[2]):
@@ -73,6 +85,14 @@ class Landing:
 
     def arrays(self) -> list[mx.array]:
         return [array for side in self._arrays for array in side]
+
+    def hand_over(self, caches: list[Any], leaves: Sequence[Leaf], tokens: int) -> None:
+        """Fill the group's caches, which cover `tokens` tokens then."""
+        for index, rows in self.leaf_rows():
+            cache = convert.at(caches, leaves[index].path)
+            adapter = adapter_of(cache)
+            assert adapter is not None
+            adapter.fill(cache, rows, tokens)
 
     def leaf_rows(self) -> Iterator[tuple[int, Rows]]:
         """(leaf index, its rows) of every leaf; the landing gives its arrays away."""
@@ -97,6 +117,52 @@ class Landing:
             if low < high:
                 yield base + low - first, low - start, high - start
             base += last - first
+
+
+class LiveLanding(Landing):
+    """Codes as they rest, for caches that stay quantized: nothing is decoded and coded again."""
+
+    def __init__(self, group: Group, tokens: int, coding: LayerCoding) -> None:
+        self.group = group
+        self.ranges = _ranges(group, tokens)
+        self._how = {"bits": coding.bits, "group_size": coding.group_size}
+        self._codes: tuple[list[Codes], list[Codes]] = ([], [])
+
+    def accept(
+        self, side: int, start: int, parts: Mapping[str, mx.array], coding: LayerCoding
+    ) -> None:
+        dtype = self.group.sides()[side][1].mlx_dtype
+        for _, low, high in self._places(start, _tokens_in(parts)):
+            self._codes[side].append(codes(codecs.take(parts, low, high), coding, dtype))
+
+    def arrays(self) -> list[mx.array]:
+        return [array for side in self._codes for triple in side for array in triple]
+
+    def hand_over(self, caches: list[Any], leaves: Sequence[Leaf], tokens: int) -> None:
+        keys, values = (
+            [mx.concatenate(list(same), axis=2) for same in zip(*side, strict=True)]
+            for side in self._codes
+        )
+        for place, index in enumerate(self.group.leaves):
+            path = leaves[index].path
+            live = convert.from_codes(
+                convert.at(caches, path),
+                _leaf(keys, place),
+                _leaf(values, place),
+                tokens=tokens,
+                **self._how,
+            )
+            convert.put(caches, path, live)
+
+
+def _leaf(group: Sequence[mx.array], place: int) -> Codes:
+    """One leaf's codes, scales and biases out of its group's."""
+    q, s, b = (array[place : place + 1] for array in group)
+    return q, s, b
+
+
+def _tokens_in(parts: Mapping[str, mx.array]) -> int:
+    return sum(parts[name].shape[2] for name in ("sink", "q") if name in parts)
 
 
 def _ranges(group: Group, tokens: int) -> Sequence[tuple[int, int]]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -18,30 +18,41 @@ from kvq.cache.adapters import adapter_of
 from kvq.cache.container import KVCacheContainer
 from kvq.cache.dtypes import from_safetensors, to_array
 from kvq.cache.filling import fill
-from kvq.cache.groups import groups_of
-from kvq.cache.landing import Landing
+from kvq.cache.groups import Group, groups_of
+from kvq.cache.landing import Landing, LiveLanding
 from kvq.cache.leaves import leaf_caches
+from kvq.cache.probe import unfit_layers
+from kvq.codec import LayerCoding
+from kvq.codec.live import mismatch
 from kvq.errors import DamagedFile, UnsupportedModel
 from kvq.store.blockfile import Header, read_data
 from kvq.store.disk import store_errors, unavailable
 from kvq.store.match import Match, ended_by_damage, match_in_space
-from kvq.store.restorable import RestorePlan
+from kvq.store.restorable import Part, RestorePlan
 from kvq.store.space import Leaf, Space
 from kvq.store.use import note_use
 
 
 def restore(
-    match: Match, model: Any, *, upto: int | None = None, threads: int | None = None
+    match: Match,
+    model: Any,
+    *,
+    upto: int | None = None,
+    live: bool = False,
+    threads: int | None = None,
 ) -> KVCacheContainer:
     """The model's caches at `upto` tokens of the match; see `Match.load`.
 
-    `threads` read in parallel (default: the machine's cores, at most 16).
+    With `live`, layers stay quantized as they rest, where their codes are those that the model's
+    attention can read (`q8`, unpadded; not where it fails a probe): less memory, no decoding. The
+    others are decoded. `threads` read in parallel (default: the machine's cores, at most 16).
     """
+    threads = threads or min(16, os.cpu_count() or 1)
     plan = match.plan_at(upto)
     avoid: dict[Path, str] = {}
     while True:
         try:
-            caches = _restore(plan, match.space, model, threads or min(16, os.cpu_count() or 1))
+            caches = _restore(plan, match.space, model, threads, live)
             logits = _logits(plan.logits)
         except (DamagedFile, FileNotFoundError) as error:
             # A file is bad, or a sweep took it meanwhile: what is before it still stands.
@@ -70,34 +81,60 @@ def _match_without(
     folder = match.store.space_folder(match.space)
     with store_errors(folder):
         again = match_in_space(match.store, match.space, folder, match.ids, avoid)
-    if isinstance(error, DamagedFile) and again.tokens < match.tokens:
-        again = replace(again, reason=ended_by_damage(error, again.tokens))
+    shorter = again.tokens < match.tokens or (match.exact and not again.exact)
+    if isinstance(error, DamagedFile) and shorter:
+        again = replace(again, reason=ended_by_damage(error, again.resume_tokens))
     return again
 
 
-def _restore(plan: RestorePlan, space: Space | None, model: Any, threads: int) -> Sequence[Any]:
+def _restore(
+    plan: RestorePlan, space: Space | None, model: Any, threads: int, live: bool
+) -> list[Any]:
     limit = space.max_kv_size if space else None
-    caches: Sequence[Any] = make_prompt_cache(model, max_kv_size=limit)
+    caches: list[Any] = make_prompt_cache(model, max_kv_size=limit)
     if plan.tokens == 0 or space is None:
         return caches
-    leaves = leaf_caches(caches)
-    _check_leaves(space.leaves, leaves)
+    _check_leaves(space.leaves, leaf_caches(caches))
     groups = groups_of(space.leaves)
     for record, parts in (("kv", plan.kv), ("window", plan.window)):
-        landings = [Landing(group, plan.tokens) for group in groups if group.record == record]
+        chosen = [group for group in groups if group.record == record]
+        landings = [
+            _landing(number, group, plan.tokens, parts, space, live and (model, caches))
+            for number, group in enumerate(chosen)
+        ]
         if landings:
             fill(landings, parts, threads)
         for landing in landings:
-            for index, rows in landing.leaf_rows():
-                adapter = adapter_of(leaves[index])
-                assert adapter is not None
-                adapter.fill(leaves[index], rows, plan.tokens)
-                if plan.logits is not None:  # the last token was fed alone, to have its logits
-                    adapter.turn(leaves[index])
+            landing.hand_over(caches, space.leaves, plan.tokens)
+    if plan.logits is not None:  # the last token was fed alone, to have its logits
+        for cache in leaf_caches(caches):
+            adapter = adapter_of(cache)
+            if adapter is not None and cache.keys is not None:
+                adapter.turn(cache)
     if plan.state is not None:
-        _fill_states(plan.state, leaves)
-    mx.eval([cache.state for cache in leaves])
+        _fill_states(plan.state, leaf_caches(caches))
+    mx.eval([cache.state for cache in caches])
     return caches
+
+
+def _landing(
+    number: int,
+    group: Group,
+    tokens: int,
+    parts: Sequence[Part],
+    space: Space,
+    live: Literal[False] | tuple[Any, list[Any]],
+) -> Landing:
+    """Where the rows of a group go; `live` is the model and its caches if codes may stay codes."""
+    if live:
+        described = parts[0].header.meta.groups[number]
+        keys, values = (LayerCoding.from_json(described[side]["coding"]) for side in ("k", "v"))
+        if not mismatch(keys, values):
+            model, caches = live
+            unfit = unfit_layers(model, caches, bits=keys.bits, group_size=keys.group_size)
+            if not any(space.leaves[index].path in unfit for index in group.leaves):
+                return LiveLanding(group, tokens, keys)
+    return Landing(group, tokens)
 
 
 def _fill_states(header: Header, leaves: Sequence[Any]) -> None:

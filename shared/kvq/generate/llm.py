@@ -108,6 +108,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         codecs: Sequence[str] | None = None,
         reuse: bool = True,
+        live: bool = False,
         parameters: GenerateParameters | None = None,
         **settings: Any,
     ) -> Iterator[Chunk]:
@@ -115,7 +116,8 @@ class LLM:
 
         `settings` are those of GenerateParameters (`max_tokens=200`, `temperature=0.7`, ...), in
         place of `parameters`. `codecs` limits the spaces looked at (`["raw"]`: exact results
-        only); `reuse=False` computes everything. Raises UsageError, StoreError, TemplateError.
+        only); `reuse=False` computes everything; `live` keeps layers quantized as they rest, where
+        the model can attend to them so. Raises UsageError, StoreError, TemplateError.
         """
         began = time.perf_counter()
         given = parameters or GenerateParameters(**settings)
@@ -125,7 +127,7 @@ class LLM:
         if not len(ids):
             raise UsageError("the prompt is empty: give at least one token")
         match = self.match(ids, codecs=codecs) if reuse else None
-        cache = self._load(match)
+        cache = self._load(match, live)
         reused = cache.tokens
         stats = StreamStats(
             prompt_tokens=len(ids),
@@ -137,10 +139,10 @@ class LLM:
         iterator = TokenIterator(ids[reused:], self.model, cache, given, prior_ids=ids[:reused])
         return self._chunks(iterator, stats, began)
 
-    def _load(self, match: Match | None) -> KVCacheContainer:
+    def _load(self, match: Match | None, live: bool) -> KVCacheContainer:
         if match is None:
             return KVCacheContainer.make(self.model)
-        return match.load(self.model, upto=match.resume_tokens)
+        return match.load(self.model, upto=match.resume_tokens, live=live)
 
     def _chunks(self, iterator: TokenIterator, stats: StreamStats, began: float) -> Iterator[Chunk]:
         detokenizer = self.tokenizer.detokenizer
