@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from click.testing import CliRunner
 from dummystore import KV, STATE, make_space, save_cache
 from tinymodel import tiny_model
 
-from kvq.cache.replay import replay
-from kvq.errors import UsageError
+from kvq.cache.replay import Replay, replay
+from kvq.errors import DamagedFile, UsageError
 from kvq.model.loading import load
 from kvq.prefill import Prefiller, PrefillRequest
 from kvq.store import Store
@@ -80,6 +81,36 @@ def test_collecting_is_a_dry_run_until_it_is_allowed(store: Store) -> None:
     assert verify(store).findings == ()
 
 
+def test_a_settling_time_is_needed_on_shares_only(store, monkeypatch, capsys):
+    from kvq_producer.doctor import mounts
+
+    slept: list[float] = []
+    monkeypatch.setattr("kvq.store.gc.sweep.time.sleep", slept.append)
+    for kind in ("nfs4", "ext4"):
+        mount = mounts.Mount(point=store.path, kind=kind, options="rw")
+        monkeypatch.setattr(mounts, "mount_of", lambda path, mount=mount: mount)
+        names = store.names()
+        store.remove_manifest(names[0])
+        assert run(["gc", "--store", str(store.path), "--grace", "0s", "--yes"]) == 0
+        assert "let nothing write" in capsys.readouterr().err
+    assert slept == [60.0]
+    assert blocks(store) == []
+
+
+def test_a_quota_that_cannot_be_met_is_said(store, capsys):
+    store.write_manifest(replace(store.manifest("one"), pinned=True))
+    arguments = ["gc", "--store", str(store.path), "--grace", "0s", "--max-bytes", "10", "--yes"]
+    assert run(arguments) == 1
+    said = capsys.readouterr()
+    assert "still" in said.err
+    assert "two: quota, frees" in said.out
+    assert store.names() == ["one"]
+    assert run([*arguments, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["over_quota"] > 0
+    assert not found["complete"]
+
+
 def test_a_replay_proves_that_a_cache_resumes_alike(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     store, llm = Store.create(tmp_path / "store"), load(str(model))
@@ -92,3 +123,13 @@ def test_a_replay_proves_that_a_cache_resumes_alike(tmp_path: Path) -> None:
     assert status == 0
     with pytest.raises(UsageError, match="another model"):
         replay(store, load(str(tiny_model(tmp_path / "other", seed=1))), "one")
+    next(path for path in blocks(store) if ".256." in path.name).unlink()
+    with pytest.raises(DamagedFile, match="after token 0 is missing"):
+        replay(store, llm, "one")
+
+
+def test_only_an_exact_codec_has_to_give_the_same_tokens():
+    facts = {"name": "it", "prompt": 9, "reused": 9, "resumed": (1,), "cold": (2,)}
+    assert not Replay(codec="raw", **facts).sound
+    assert Replay(codec="q4", **facts).sound
+    assert Replay(codec="raw", **facts | {"cold": (1,)}).sound

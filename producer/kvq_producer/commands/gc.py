@@ -11,7 +11,16 @@ from kvq.units import format_bytes, parse_bytes, parse_seconds
 from kvq_producer import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvq.store.gc import Report
+
+#: A writer takes less (seconds) from its last look at the blocks to its manifest.
+_SAFE_GRACE = 60.0
+#: Longer than NFS and SMB clients remember directories, in seconds.
+_NETWORK_SETTLE = 60.0
+_LOCAL = frozenset(["ext4", "ext3", "ext2", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay",
+                    "tmpfs", "apfs", "hfs"])  # fmt: skip
 
 
 @click.command()
@@ -26,10 +35,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--settle",
-    default="60s",
-    show_default=True,
     type=options.accepted(parse_seconds),
-    help="Wait before removing; 0s will do on a local disk.",
+    metavar="DURATION",
+    help="Wait before removing.  [0s on a local disk, else 60s]",
 )
 @click.option(
     "--max-bytes",
@@ -43,7 +51,7 @@ def gc(
     store: str,
     yes: bool,
     grace: float,
-    settle: float,
+    settle: float | None,
     max_bytes: int | None,
     keep_expired: bool,
     as_json: bool,
@@ -56,14 +64,34 @@ def gc(
     """
     from kvq.store.gc import Policy, collect
     from kvq.store.store import Store
+    from kvq_producer.working import counting
 
-    policy = Policy(grace=grace, settle=settle, max_bytes=max_bytes, expired=not keep_expired)
-    report = collect(Store(store), policy, dry_run=not yes)
+    opened = Store(store)
+    if grace < _SAFE_GRACE:
+        click.echo("kvq: with a grace period this short, let nothing write meanwhile", err=True)
+    policy = Policy(
+        grace=grace,
+        settle=_settle(opened.path) if settle is None else settle,
+        max_bytes=max_bytes,
+        expired=not keep_expired,
+    )
+    with counting() as show:
+        report = collect(
+            opened, policy, dry_run=not yes, on_progress=lambda files: show(f"{files:,} files")
+        )
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:
         _print(report)
     return int(not report.complete)
+
+
+def _settle(store: Path) -> float:
+    """How long clients may remember a directory: not at all on a local disk."""
+    from kvq_producer.doctor.mounts import mount_of
+
+    mount = mount_of(store)
+    return 0.0 if mount is not None and mount.kind in _LOCAL else _NETWORK_SETTLE
 
 
 def _print(report: Report) -> None:

@@ -34,15 +34,23 @@ def verify(
     """Check digests, keys, chains and manifests of everything in a store.
 
     With --replay, the cache's prompt is also continued twice, from the cache and computed anew, and
-    the tokens compared. Exit status 1 when anything is wrong.
+    the tokens compared; those of a lossy codec may differ. Exit status 1 when anything is wrong.
     """
     from kvq.store.store import Store
     from kvq.store.verify import verify as check
+    from kvq.units import format_bytes
+    from kvq_producer.working import counting
 
     opened = Store(store)
-    report = check(opened, deep=not quick, repair=repair)
+    with counting() as show:
+        report = check(
+            opened,
+            deep=not quick,
+            repair=repair,
+            on_progress=lambda files, read: show(f"{files:,} files, {format_bytes(read)} read"),
+        )
     replayed = [_replay(opened, name, model, tokens) for name in replays]
-    wrong = not report.ok or not all(one.same for one in replayed)
+    wrong = not report.ok or not all(one.sound for one in replayed)
     if as_json:
         found: dict[str, Any] = report.as_json()
         found["replays"] = [one.as_json() for one in replayed]
@@ -66,7 +74,7 @@ def _print(report: VerifyReport, replayed: list[Replay]) -> None:
     for one in report.findings:
         click.echo(f"{one.severity}: {one.path}: {one.what}\n  {one.advice}")
     for again in replayed:
-        word = "same" if again.same else "OTHER"
+        word = "same" if again.same else "OTHER" if again.exact else "other"
         click.echo(f"replay {again.name}: {word} tokens, {again.reused} of {again.prompt} reused")
     errors = report.count(Severity.ERROR)
     click.echo(
