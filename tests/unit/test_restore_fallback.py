@@ -12,7 +12,6 @@ import pytest
 import zoo
 from mlx_lm.models.cache import make_prompt_cache
 
-from kvq.cache import restore as restoring
 from kvq.errors import StoreUnavailable
 from kvq.model.loading import LoadedModel, load
 from kvq.prefill import Prefiller, PrefillRequest
@@ -144,7 +143,7 @@ def test_a_disk_that_fails_is_named(store, llm, ids, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", "/kv/block")
 
-    monkeypatch.setattr(restoring, "read_into", fail)
+    monkeypatch.setattr("kvq.cache.filling.read_into", fail)
     with pytest.raises(StoreUnavailable, match="/kv/block: the disk or the network share"):
         store.match(llm.fingerprint, ids).load(llm.model)
 

@@ -27,9 +27,8 @@ from kvq.errors import DamagedFile, StoreUnavailable
 from kvq.store import Store
 from kvq.store.keys import as_ids
 from kvq.store.layout import block_path
-from kvq.store.verify import Finding, Severity, VerifyReport, verify
+from kvq.store.verify import Finding, Severity, VerifyReport, checker, verify
 from kvq.store.verify import blocks as blocks_module
-from kvq.store.verify import checker
 
 DAY = 86400.0
 TEXT = np.random.default_rng(9).integers(0, 100_000, 2000).astype(np.uint32)
