@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from jobs_for_tests import job, submit
@@ -16,6 +18,7 @@ from servers import free_port
 from workers import WorkerProcess, environment, eventually
 
 from kvq.errors import QueueUnavailable
+from kvq.queue import scripts as queue_scripts
 from kvq.queue.batch import Batch
 from kvq.queue.connection import PatientRedis, connect
 from kvq.queue.patience import Patience
@@ -27,6 +30,7 @@ from kvq_producer.doctor import rights
 from kvq_producer.doctor.finding import State as Health
 from kvq_producer.doctor.machine import Given, Machine, Role
 from kvq_producer.valkey import find_server
+from kvq_worker import scripts as worker_scripts
 
 VALKEY = Path(__file__).parents[2] / "deploy" / "valkey"
 ROLES = ("producer", "worker", "operator", "metrics")
@@ -142,6 +146,36 @@ def test_jobs_are_submitted_run_and_read_by_their_roles(
     shown = capsys.readouterr().out
     assert 'kvq_jobs_stored_total{codec="raw",model="fast",queue="kvq"} 5.0' in shown
     assert 'kvq_jobs_failed_total{queue="kvq",reason="unsupported_model"} 1.0' in shown
+
+
+def scripted(module: ModuleType) -> set[str]:
+    """Every command that the scripts of a module run."""
+    return set(re.findall(r"redis\.p?call\('([A-Z]+)'", Path(module.__file__ or "").read_text()))
+
+
+def test_scripts_run_nothing_that_their_role_may_not() -> None:
+    # Retrying and canceling are a producer's, too.
+    assert scripted(queue_scripts) <= allowed(Role.PRODUCER)
+    assert scripted(worker_scripts) <= allowed(Role.WORKER)
+    rules = (VALKEY / "users.acl.in").read_text()
+    for role in (Role.PRODUCER, Role.WORKER):
+        (section,) = re.findall(rf"^user {role} .*?(?=^#|\Z)", rules, re.MULTILINE | re.DOTALL)
+        granted = {word[1:].upper() for word in section.split() if word.startswith("+")}
+        assert allowed(role) - BY_ITSELF - {"CLIENT|SETNAME"} <= granted
+
+
+def test_a_stored_job_is_stored_even_if_what_waits_for_it_cannot_be_released(
+    guarded: Guarded, store: Store, tmp_path: Path
+) -> None:
+    root = guarded.client("root")
+    root.execute_command("ACL", "SETUSER", "worker", "-spop")
+    prefix = job(1, 64, name="")
+    batch = submit(root, [job(n, 64, parents=(prefix.id,)) for n in range(2, 6)], [prefix])
+    one = worker(guarded, store, tmp_path)
+    eventually(lambda: Watch(root, batch).poll().over, 30, one.output)
+    assert [result.state for result in batch.results()] == [State.STORED] * 4
+    assert "maintenance will release what waits for it" in one.output
+    one.kill()
 
 
 @pytest.mark.parametrize(

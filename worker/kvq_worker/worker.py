@@ -144,8 +144,12 @@ class ResidentWorker(FetchingWorker):
             self._give_up(job, execution, "lost", Cause.LOST.value)
             return
         super()._finalize_success(job, queue, execution, return_value)
-        logs.job_ended(job, self.name, return_value)
-        queue.enqueue_dependents(job)
+        # The result is written: whatever fails from here on is no reason to run the job again.
+        try:
+            logs.job_ended(job, self.name, return_value)
+            queue.enqueue_dependents(job)
+        except Exception:
+            log.exception("%s is done; maintenance will release what waits for it", job.id)
 
     def _finalize_failure(self, job: Any, queue: Any, execution: Any, exc_info: Any) -> None:
         error = exc_info[1]

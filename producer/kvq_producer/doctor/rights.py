@@ -41,7 +41,7 @@ WORKER = {
     "intermediate": "LRANGE LREM",
     "popped": "HDEL HGET HKEYS HSET",
     "job": "EXISTS EXPIRE HDEL HEXISTS HGET HGETALL HSET PERSIST",
-    "dependents": "SMEMBERS SREM",
+    "dependents": "SMEMBERS SPOP SREM",
     "dependencies": "DEL SMEMBERS",
     "results": "DEL EXPIRE XADD",
     "deferred": "ZRANGE ZREM ZSCORE",
