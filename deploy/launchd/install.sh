@@ -47,7 +47,7 @@ if [ -z "$venv" ]; then
     found=$(command -v kvq) || die "no kvq on PATH: name its environment with --venv"
     venv=$(cd "$(dirname "$found")/.." && pwd)
 fi
-[ -x "$venv/bin/kvq" ] || die "$venv/bin/kvq is not there: pip install 'kvq[worker]'"
+[ -x "$venv/bin/kvq" ] || die "there is no $venv/bin/kvq: pip install 'kvq[worker]'"
 [ -z "$env_file" ] || [ -r "$env_file" ] || die "$env_file cannot be read"
 
 # For sed, and for XML.

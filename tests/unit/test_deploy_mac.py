@@ -237,7 +237,7 @@ def test_what_launchd_starts_is_the_worker_with_its_settings(mac: Mac) -> None:
         (["--daemon", "--user", "root"], "does not run as root"),
         (["--daemon", "--user", "no-such-user"], "there is no user"),
         (["--user", "x"], "goes with --daemon"),
-        (["--venv", "/nowhere"], "/nowhere/bin/kvq is not there"),
+        (["--venv", "/nowhere"], "there is no /nowhere/bin/kvq"),
         (["--env", "/nowhere"], "cannot be read"),
     ],
 )
