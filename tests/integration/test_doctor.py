@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,3 +247,32 @@ def test_rights_are_checked_without_doing_anything(client: PatientRedis) -> None
         assert found is not None
         assert found.state is State.OK, found
     assert client.dbsize() == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB of its own; only root can have one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounts are not for this user")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_small_disk_and_a_read_only_one_are_named(
+    patient: Patient, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patient.store = Store.create(small_disk / "store")
+    status, found = patient.examined(capsys)
+    assert status == 1
+    assert found["store-space"]["state"] == "broken"
+    assert "on tmpfs at" in found["store-mount"]["message"]
+    assert found["store-rename"]["state"] == "ok"
+
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    status, found = patient.examined(capsys)
+    assert found["store-access"]["state"] == "broken"
+    assert "Read-only file system" in found["store-access"]["message"]
+    assert "store-rename" not in found

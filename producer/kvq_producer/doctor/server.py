@@ -15,7 +15,6 @@ _LEAST_REDIS, _LEAST_VALKEY = (6, 2), (7, 2)
 _NEARLY_FULL = 0.9
 #: Seconds that two clocks may differ: batches and caches expire by them.
 _SKEW_NOTED, _SKEW_BROKEN = 2.0, 60.0
-_INFO_MEND = "give this user +info, or run `kvq doctor` as the operator"
 
 
 def check_reach(machine: Machine) -> Result:
@@ -45,7 +44,10 @@ def check_version(machine: Machine) -> Result | None:
     """The server's version."""
     info = machine.redis_info
     if info is None:
-        return _unknown(machine, "version")
+        return note(
+            "this user may not ask for the server's version, persistence and eviction policy",
+            "run `kvq doctor` as the operator",
+        )
     name, least = "Redis", _LEAST_REDIS
     version = str(info.get("redis_version", "0"))
     if info.get("server_name") == "valkey":
@@ -61,7 +63,7 @@ def check_persistence(machine: Machine) -> Result | None:
     """Every write is appended to a file, and the last ones could be."""
     info = machine.redis_info
     if info is None:
-        return _unknown(machine, "persistence")
+        return None
     if not info.get("aof_enabled"):
         return broken(
             "persistence is off (no append-only file): a restart of Redis loses all queued jobs",
@@ -76,7 +78,7 @@ def check_eviction(machine: Machine) -> Result | None:
     """No job is evicted when memory runs short."""
     info = machine.redis_info
     if info is None:
-        return _unknown(machine, "eviction policy")
+        return None
     policy, limit = str(info.get("maxmemory_policy", "")), int(info.get("maxmemory", 0))
     used = int(info.get("used_memory", 0))
     if policy != "noeviction":
@@ -129,7 +131,3 @@ def check_workers(machine: Machine) -> Result:
     if others:
         return note(f"workers run kvq {', '.join(others)}; here it is {own}", "upgrade the older")
     return fine(f"{len(versions)} workers listen on {queue!r}")
-
-
-def _unknown(machine: Machine, what: str) -> Result:
-    return note(f"this user may not ask for the server's {what}", _INFO_MEND)
