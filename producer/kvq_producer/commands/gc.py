@@ -31,6 +31,7 @@ _LOCAL = frozenset(["ext4", "ext3", "ext2", "xfs", "btrfs", "zfs", "f2fs", "bcac
     default="1d",
     show_default=True,
     type=options.accepted(parse_seconds),
+    metavar="DURATION",
     help="Spare what is younger; longer than any job.",
 )
 @click.option(
