@@ -49,6 +49,30 @@ def test_files_are_for_their_owner_only(store):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+def test_a_store_can_be_opened_to_a_group(tmp_path):
+    """The mark is the set-group-ID bit of its folder; the umask does not matter."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    folder.chmod(0o2770)
+    before = os.umask(0o077)
+    try:
+        store = Store.create(folder)
+        save_cache(store, KV_ONLY, "ours", IDS)
+    finally:
+        os.umask(before)
+    for path in store.path.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o2770 if path.is_dir() else 0o660), path
+
+
+def test_a_folder_that_others_may_enter_does_not_open_a_store(tmp_path):
+    folder = tmp_path / "store"
+    folder.mkdir()
+    folder.chmod(0o755)
+    save_cache(Store.create(folder), KV_ONLY, "mine", IDS)
+    for path in folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
 def test_a_path_may_start_at_home_or_here(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Store.create("~/kv").path == tmp_path / "kv"

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 #: Temporary files begin with this; a sweep may remove those that are older than its grace period.
 TEMP_PREFIX = ".tmp-"
-#: Files hold prompts, so only their owner may read them.
+#: Files hold prompts, so only their owner may read them, unless the store is opened to a group.
 FILE_MODE = 0o600
 DIR_MODE = 0o700
 
@@ -92,6 +93,8 @@ def publish(
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
+            if rights := _group_rights(path.parent) & 0o060:
+                os.fchmod(fd, FILE_MODE | rights)
             size = _write_all(fd, parts)
             if durable:
                 os.fsync(fd)
@@ -146,7 +149,7 @@ def flush_device(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and its parents, each readable by its owner only."""
+    """Create `path` and its parents, each for its owner only, or for the group of the one above."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -154,6 +157,17 @@ def make_directory(path: Path) -> None:
     for directory in reversed(missing):
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=DIR_MODE)
+            if rights := _group_rights(directory.parent):
+                directory.chmod(DIR_MODE | rights | stat.S_ISGID)
+
+
+def _group_rights(directory: Path) -> int:
+    """What a group may do with things made in `directory`: nothing, unless it is set-group-ID.
+
+    So `chmod 2770 STORE` opens a store to the folder's group, and no umask or habit does.
+    """
+    mode = directory.stat().st_mode
+    return mode & 0o070 if mode & stat.S_ISGID else 0
 
 
 def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> int:
