@@ -104,7 +104,7 @@ class Import:
                 f"({found.reason.message}); check the disk or the share"
             )
         now = time.time()
-        store.write_manifest(
+        held = store.publish_held(
             Manifest(
                 name=request.name,
                 space=space.digest,
@@ -126,6 +126,11 @@ class Import:
                 metadata=request.metadata,
             )
         )
+        if not held:
+            raise StoreUnavailable(
+                f"{store.path}: a sweep took blocks of {request.name} while it was stored; "
+                "do it again, or give the sweep a longer grace period"
+            )
         return Imported(
             name=request.name,
             space=space.digest,

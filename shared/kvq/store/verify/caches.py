@@ -15,10 +15,14 @@ from kvq.store.manifest import Manifest
 from kvq.store.restorable import Restorable
 from kvq.store.space import Space
 from kvq.store.store import Store
+from kvq.store.verify.report import Severity
 from kvq.store.walk import walk
 
+#: How bad, and what.
+Fault = tuple[Severity, str]
 
-def faults(store: Store, manifest: Manifest, space: Space | None) -> Iterator[str]:
+
+def faults(store: Store, manifest: Manifest, space: Space | None) -> Iterator[Fault]:
     """What is wrong with the cache. `space` is that of the manifest, None when it is not there.
 
     Raises OSError, UnsupportedFormat.
@@ -26,28 +30,36 @@ def faults(store: Store, manifest: Manifest, space: Space | None) -> Iterator[st
     chain = manifest.blocks()[: len(manifest.chain)]
     lengths = [block.n for block in chain]
     if any(n != BLOCK for n in lengths[:-1]) or sum(lengths) != manifest.tokens:
-        yield f"its blocks hold {sum(lengths)} tokens, not {manifest.tokens}"
+        yield Severity.ERROR, f"its blocks hold {sum(lengths)} tokens, not {manifest.tokens}"
         return
     if space is None:
-        yield f"its space {manifest.space} is not there"
+        yield Severity.ERROR, f"its space {manifest.space} is not there"
         return
     said = (manifest.fingerprint, manifest.codec, manifest.dtype)
     if said != (space.fingerprint, space.codec, space.dtype):
-        yield f"it says {said}, its space {(space.fingerprint, space.codec, space.dtype)}"
+        yield (
+            Severity.ERROR,
+            f"it says {said}, its space {(space.fingerprint, space.codec, space.dtype)}",
+        )
     ids = token_ids(store, manifest)
     if len(ids) < manifest.tokens:
-        yield f"the block after token {len(ids)} is missing or damaged"
+        yield Severity.ERROR, f"the block after token {len(ids)} is missing or damaged"
         return
     walked = walk(store.space_folder(space), ids)
     restorable = Restorable(walked, space.needs)
     plan = restorable.deepest()
     if plan.tokens != manifest.tokens:
-        yield f"only {plan.tokens} of its {manifest.tokens} tokens can be restored"
+        yield Severity.ERROR, f"only {plan.tokens} of its {manifest.tokens} tokens can be restored"
     elif plan.logits is None:
-        yield "the logits after its last token are missing"
+        # One that was imported may never have had them.
+        what = "the logits after its last token are missing: a repetition feeds tokens again"
+        yield Severity.WARNING, what
     for position in manifest.kept:
         if position < plan.tokens and restorable.at(position) is None:
-            yield f"it cannot be restored at token {position}, which it says was kept"
+            yield (
+                Severity.ERROR,
+                f"it cannot be restored at token {position}, which it says was kept",
+            )
 
 
 def token_ids(store: Store, manifest: Manifest) -> TokenIds:

@@ -181,10 +181,11 @@ class _Check:
                 continue
             bad = sum((manifest.space, one.key) in self.damaged for one in manifest.blocks())
             if bad:
-                found.insert(0, f"{bad} of its {len(manifest.blocks())} blocks had a damaged file")
+                what = f"{bad} of its {len(manifest.blocks())} blocks had a damaged file"
+                found.insert(0, (Severity.ERROR, what))
             if found and self._still(name, manifest):
-                for what in found:
-                    yield self._finding(path, Severity.ERROR, what, _AGAIN)
+                for severity, what in found:
+                    yield self._finding(path, severity, what, _AGAIN)
 
     def _unreadable(self, name: str) -> Iterator[Finding]:
         path = layout.manifest_path(self.store.path, name)
