@@ -93,5 +93,17 @@ def shared_prefix(model: str, codec: str, text: Path, prompts: int, tokens: int)
     run(model, prompts, tokens, codec=codec, text=text)
 
 
+@main.command()
+@_model
+@click.option("--tokens", default=2048, show_default=True, help="Tokens of each text.")
+@click.option("--tail", default=256, show_default=True, help="Predictions compared in each.")
+@click.option("--plot", type=click.Path(path_type=Path), help="PNG to draw (needs matplotlib).")
+def quality(model: str, tokens: int, tail: int, plot: Path | None) -> None:
+    """How far codecs move a model's predictions, beside mlx-lm's own quantized caches."""
+    from benchmarks.quality import run
+
+    run(model, tokens=tokens, tail=tail, plot=plot)
+
+
 if __name__ == "__main__":
     main()
