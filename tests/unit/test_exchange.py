@@ -22,6 +22,7 @@ from kvq.model.loading import LoadedModel
 from kvq.prefill import Prefiller, PrefillRequest
 from kvq.stock import read_prompt_cache, write_prompt_cache
 from kvq.store import End, Store
+from kvq.store.verify import Severity, verify
 
 #: Every kind of cache: full, latents, shared keys, windows, chunks, states, nested lists.
 NAMES = ("llama-64", "deepseek_v3", "gemma3_text", "gpt_oss", "gemma4_text", "llama4",
@@ -209,6 +210,30 @@ def test_the_notes_say_where_it_can_be_resumed(llm, tmp_path) -> None:
         assert done.notes == ("imported from a prompt-cache file of generation C",)
         assert before.tokens == 290
     assert store.manifest("it").notes == done.notes
+    report = verify(store)
+    assert report.ok
+    # Without the logits, verify says once more what the notes say.
+    assert [one.severity for one in report.findings] == (
+        [Severity.WARNING] if "state" in kinds else []
+    )
+
+
+def test_blocks_that_a_sweep_takes_meanwhile_are_written_again(small, monkeypatch) -> None:
+    store, llm, ids, file = small
+    held = Store.publish_held
+    swept = []
+
+    def sweep(self: Store, manifest: Any) -> bool:
+        if not swept:
+            swept.extend(store.path.rglob("*.safetensors"))
+            for path in swept:
+                path.unlink()
+        return held(self, manifest)
+
+    monkeypatch.setattr(Store, "publish_held", sweep)
+    import_cache(store, llm, file, RAW, token_ids=ids)
+    assert swept
+    assert store.match(llm.fingerprint, ids).exact
 
 
 @pytest.mark.parametrize("file", FIXTURES, ids=lambda path: path.stem)

@@ -7,16 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from kvq.errors import CannotTrim, DamagedFile, StoreError
+from kvq.errors import CannotTrim, StoreError
 from kvq.exchange.empty import CachesOf
 from kvq.stock import write_prompt_cache
 from kvq.store import Manifest, Match, Space, Store
-from kvq.store.blockfile import read_header
-from kvq.store.keys import TokenIds
-from kvq.store.layout import block_path
 from kvq.store.match import match_in_space
+from kvq.store.verify.caches import token_ids
 
 #: Entry of a stock file's metadata in which kvq says where the caches come from.
 ORIGIN = "kvq_cache"
@@ -59,7 +55,10 @@ def export_cache(
     """
     manifest = store.manifest(name)
     space = _space_of(store, manifest)
-    match = match_in_space(store, space, store.space_folder(space), stored_ids(store, manifest))
+    ids = token_ids(store, manifest)
+    if len(ids) < manifest.tokens:
+        raise _no_longer_whole(manifest, len(ids), "the next block is missing or damaged")
+    match = match_in_space(store, space, store.space_folder(space), ids)
     if match.tokens < manifest.tokens:
         raise _no_longer_whole(manifest, match.tokens, match.reason.message)
     cache = _load(match, manifest, upto)
@@ -83,24 +82,6 @@ def export_cache(
         codec=manifest.codec,
         bytes=path.stat().st_size,
     )
-
-
-def stored_ids(store: Store, manifest: Manifest) -> TokenIds:
-    """The token ids of a cache, from the headers of its blocks. Raises StoreError."""
-    folder = store.path / "spaces" / manifest.space
-    parts = []
-    for block in manifest.blocks()[: len(manifest.chain)]:
-        path = block_path(folder, block)
-        try:
-            parts.append(read_header(path).meta.token_ids)
-        except FileNotFoundError:
-            start = sum(map(len, parts))
-            raise _no_longer_whole(manifest, start, f"{path.name} is gone") from None
-        except DamagedFile as error:
-            store.quarantine(error)
-            raise
-    ids: TokenIds = np.concatenate(parts) if parts else np.empty(0, np.uint32)
-    return ids
 
 
 def _space_of(store: Store, manifest: Manifest) -> Space:

@@ -9,17 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import QuantizedKVCache
 
 from kvq import codec as codecs
-from kvq.cache.adapters import adapter_of
-from kvq.cache.container import KVCacheContainer
 from kvq.cache.leaves import leaf_caches
 from kvq.errors import PromptTooLong, StoreUnavailable, UsageError
 from kvq.exchange.exporting import ORIGIN
 from kvq.exchange.fitting import fitted
+from kvq.exchange.reach import first_position, where
 from kvq.exchange.record import record
 from kvq.exchange.replay import QUANTIZED_TOLERANCE, TOLERANCE, check_beginning, replay
 from kvq.model.loading import LoadedModel
@@ -29,6 +27,9 @@ from kvq.stock import PromptCacheFile, read_prompt_cache
 from kvq.store import Manifest, Store
 from kvq.store.keys import TokenIds, as_ids
 from kvq.store.match import match_in_space
+
+#: How often blocks are written that vanish before the manifest holds them.
+_TRIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +94,17 @@ class Import:
             replayed = replay(self._llm.model, caches, ids, space.codec, tolerance=tolerance)
         except UsageError as error:
             raise type(error)(f"{self.path}: {error}") from error
-        first = _first_position(caches)
+        first = first_position(caches)
         kept = tuple(one for one in kept_positions(len(ids)) if one >= first)
-        written = record(store, space, caches, ids, kept=kept, logits=replayed.logits)
-        notes = (*self._came_from(bits), *_where(caches, first, replayed.logits))
-        found = match_in_space(store, space, store.space_folder(space), ids)
-        if found.tokens < len(ids):
-            raise StoreUnavailable(
-                f"{store.path}: what was just written cannot be found again "
-                f"({found.reason.message}); check the disk or the share"
-            )
-        now = time.time()
-        held = store.publish_held(
-            Manifest(
+        notes = (*self._came_from(bits), *where(caches, first, replayed.logits))
+        written = 0
+        for _ in range(_TRIES):
+            written += record(store, space, caches, ids, kept=kept, logits=replayed.logits)
+            found = match_in_space(store, space, store.space_folder(space), ids)
+            if found.tokens < len(ids):
+                continue
+            now = time.time()
+            manifest = Manifest(
                 name=request.name,
                 space=space.digest,
                 fingerprint=self._llm.fingerprint,
@@ -125,23 +124,25 @@ class Import:
                 notes=(*found.notes(), *notes),
                 metadata=request.metadata,
             )
+            if store.publish_held(manifest):
+                return self._imported(manifest, written, time.monotonic() - began)
+        raise StoreUnavailable(
+            f"{store.path}: blocks vanish while they are in use ({found.reason.message}): is the "
+            "disk sound, and is a sweep running with too short a grace period?"
         )
-        if not held:
-            raise StoreUnavailable(
-                f"{store.path}: a sweep took blocks of {request.name} while it was stored; "
-                "do it again, or give the sweep a longer grace period"
-            )
+
+    def _imported(self, manifest: Manifest, written: int, seconds: float) -> Imported:
         return Imported(
-            name=request.name,
-            space=space.digest,
-            codec=space.codec,
-            tokens=len(ids),
+            name=manifest.name,
+            space=manifest.space,
+            codec=manifest.codec,
+            tokens=manifest.tokens,
             generation=self._file.generation,
-            bytes=found.nbytes,
+            bytes=manifest.nbytes,
             bytes_written=written,
-            quality=replayed.quality,
-            notes=(*found.notes(), *notes),
-            seconds=time.monotonic() - began,
+            quality=manifest.quality,
+            notes=manifest.notes,
+            seconds=seconds,
         )
 
     def _checked(self, token_ids: Sequence[int] | TokenIds) -> TokenIds:
@@ -233,30 +234,3 @@ def import_cache(
             f"{file} does not say which tokens its caches cover: give their ids, or the text"
         )
     return found.store(store, request, ids)
-
-
-def _first_position(caches: KVCacheContainer) -> int:
-    """The first position (tokens) at which every layer of `caches` can be resumed."""
-    first = 0
-    for leaf in leaf_caches(caches):
-        adapter = adapter_of(leaf)
-        if adapter is None:
-            first = max(first, 0 if leaf.empty() else caches.tokens)
-        elif leaf.keys is not None:
-            first = max(first, caches.tokens - adapter.spare(leaf))
-    return first
-
-
-def _where(caches: KVCacheContainer, first: int, logits: mx.array | None) -> tuple[str, ...]:
-    """Where the cache can be resumed, if not anywhere."""
-    notes = []
-    if first == caches.tokens:
-        notes.append(f"it can be resumed after all of its {first} tokens, not before")
-    elif first:
-        notes.append(f"it can be resumed from {first} tokens on")
-    if logits is None:
-        notes.append(
-            "the logits after its last token cannot be computed from it: it serves longer prompts, "
-            "not a repetition of its own"
-        )
-    return tuple(notes)
