@@ -90,7 +90,7 @@ def _processes(model: str, llm: kvq.LLM, batch: list[np.ndarray], folder: Path) 
         subprocess.run(
             [
                 *(sys.executable, "-m", "mlx_lm.cache_prompt", "--model", model),
-                *("--prompt", llm.tokenizer.decode(ids.tolist()), "--ignore-chat-template"),
+                *("--prompt", llm.tokenizer.decode(ids.tolist())),
                 *("--prompt-cache-file", str(folder / f"process-{number}.safetensors")),
             ],
             check=True,
