@@ -26,7 +26,7 @@ FAST := env $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS) $(KERNELS:%=OPENBLAS_CORETYP
 KVQ := $(FAST) HF_HUB_OFFLINE=1 $(BIN)/kvq
 PYTEST := $(FAST) KVQ_DEMO_MODEL=$(CURDIR)/$(MODEL) $(BIN)/python -m pytest
 
-.PHONY: help run test lint demo-model lock clean clean-all blas $(VENV)
+.PHONY: help run test lint docs demo-model lock clean clean-all blas $(VENV)
 
 help: ## show this help
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -49,6 +49,9 @@ lint: $(INSTALLED) ## ruff and mypy
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "run: $(BIN)/ruff format"; exit 1; }
 	@$(BIN)/mypy
+
+docs: $(INSTALLED) ## rewrite what the documents take from the code
+	@$(BIN)/python tests/documents.py
 
 demo-model: $(INSTALLED) ## make the small real model in .demo, once
 	@$(BIN)/python -m kvq_producer.demo $(MODEL)
