@@ -102,6 +102,7 @@ def test_nothing_heavy_was_installed(bare: Path) -> None:
         ("generate --model m --prompt Hello", "mlx"),
         ("export name file --store s", "mlx"),
         ("import file --model m --store s", "mlx"),
+        ("metrics", "metrics"),
     ],
 )
 def test_a_command_that_needs_more_names_what_to_install(
@@ -113,6 +114,17 @@ def test_a_command_that_needs_more_names_what_to_install(
     assert f"pip install 'kvq[{extra}]'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (bare / "s").exists()
+
+
+def test_a_store_can_be_looked_after_with_no_extra(bare: Path, tmp_path: Path) -> None:
+    code = f"from kvq import Store; Store.create({str(tmp_path / 'store')!r})"
+    assert run(bare / "python", "-c", code).returncode == 0
+    for command in ("ls", "verify", "gc --yes"):
+        done = run(bare / "kvq", *command.split(), "--store", str(tmp_path / "store"))
+        assert (done.returncode, done.stderr.count("pip install")) == (0, 0), done.stderr
+    done = run(bare / "kvq", "show", "name", "--store", str(tmp_path / "store"))
+    assert done.returncode == 1
+    assert "no cache named 'name'" in done.stderr
 
 
 def test_the_library_says_the_same(bare: Path) -> None:
