@@ -27,7 +27,7 @@ def test_processes_that_share_a_store(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    roles = [gcrace.writer, gcrace.writer, gcrace.reader, gcrace.reader, gcrace.sweeper]
+    roles = [*[gcrace.writer] * 4, *[gcrace.reader] * 4, gcrace.sweeper]
     processes = [
         context.Process(target=gcrace.run, args=(role, str(store.path), seed, SECONDS, queue))
         for seed, role in enumerate(roles)

@@ -342,7 +342,9 @@ def test_stored_codes_make_a_live_cache_that_attends_to_what_was_stored():
         for ids in ([1, 2, 3], [4], [5]):
             got = model(mx.array([ids]), cache=caches)[:, -1]
             expected = model(mx.array([ids]), cache=plain)[:, -1]
-            assert mx.abs(got - expected).max().item() <= 1e-4 * mx.abs(expected).max().item()
+            # New rows are quantized as they come: where BLAS kernels round a value otherwise that
+            # lies between two codes, one code differs by one step.
+            assert mx.abs(got - expected).max().item() <= 1e-3 * mx.abs(expected).max().item()
 
 
 def test_codes_that_cannot_be_attended_to_say_why():
