@@ -22,6 +22,7 @@ from kvq.model.chat import (
 )
 from kvq.model.folder import read_facts, resolve
 from kvq.store.keys import TokenIds
+from kvq.store.parallel import ordered
 from kvq_producer.prompts import Faults, Prompt
 
 Input = TypeVar("Input")
@@ -58,17 +59,23 @@ def tokenize(
     """The prompts in order with their token ids; one that cannot be used is added to `faults`.
 
     A prompt that names no model is for `default_model`. Each model's tokenizer is loaded once.
-    Templates that write the date get `now`, by default the moment of the call. Holds some
-    hundred prompts at a time. Raises ModelNotFound and its like for `default_model`, MissingExtra
-    without transformers; what is wrong with another model is a fault of the lines that name it.
+    Templates that write the date get `now`, by default the moment of the call. Works on a thread
+    of its own, at most some 1,500 prompts ahead of the caller. Raises ModelNotFound and its like
+    for `default_model`, MissingExtra without transformers; what is wrong with another model is a
+    fault of the lines that name it.
     """
     moment = now or datetime.now()
     models = _Models(default_model)
-    for batch in _batches(prompts):
+
+    def run(batch: list[Prompt]) -> dict[int, TokenizedPrompt | str]:
         results: dict[int, TokenizedPrompt | str] = {}
         for name, group in _by_model(batch, default_model):
             lines = [prompt.line for prompt in group]
             results |= zip(lines, models.run(name, group, moment), strict=True)
+        return results
+
+    # Tokenizers leave Python's lock free: meanwhile the next lines are read and the last planned.
+    for batch, results in ordered(run, _batches(prompts), threads=1, name="kvq-tokenize"):
         for prompt in batch:
             result = results[prompt.line]
             if isinstance(result, str):

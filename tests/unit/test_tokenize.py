@@ -111,7 +111,7 @@ class TestIds:
         for one in found:
             assert one.ids.tolist() == encode_text(tokenizer, one.prompt.text or "").tolist()
 
-    def test_nothing_is_read_ahead_of_a_batch(
+    def test_no_more_than_two_batches_are_read_ahead(
         self, model: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "_BATCH_CHARACTERS", 100)
@@ -123,7 +123,7 @@ class TestIds:
                 yield prompt
 
         next(tokenize(prompts(), model, faults=Faults("f")))
-        assert taken == [1, 2]
+        assert taken == [1, 2, 3, 4, 5, 6]
 
     def test_a_tokenizer_is_loaded_once_and_only_when_needed(
         self, model: str, monkeypatch: pytest.MonkeyPatch
