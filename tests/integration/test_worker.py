@@ -43,8 +43,8 @@ def test_plain_rq_worker_stores_what_was_submitted(fleet: Fleet, client: Patient
     progress = Watch(client, batch).poll()
     assert progress.over
     assert progress.done_tokens == progress.work_tokens == sum(100 + n for n in range(20))
-    # What is stored need not be kept in Redis too.
-    assert client.memory_usage(keys.job(job(0, 100).id)) < 1500
+    # What is stored need not be kept in Redis too (the exact size varies with the machine's name).
+    assert client.memory_usage(keys.job(job(0, 100).id)) < 1700
 
 
 def test_children_run_after_their_prefix_and_before_all_others(
