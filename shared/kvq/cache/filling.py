@@ -8,10 +8,9 @@ both through staging buffers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -25,9 +24,11 @@ from kvq.cache.staging import Slot, Staging, is_discrete, staging_for, tensor_in
 from kvq.codec import LayerCoding
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import Header, TensorInfo, read_data, read_into
+from kvq.store.parallel import ordered
 from kvq.store.restorable import Part
 
-Result = TypeVar("Result")
+#: Name of the reading threads.
+_READERS = "kvq-read"
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -40,28 +41,23 @@ def fill(landings: list[Landing], parts: Sequence[Part], threads: int) -> None:
     groups = [landing.group for landing in landings]
     for part in parts:
         _check_groups(part.header, groups)
-    with ThreadPoolExecutor(threads, thread_name_prefix="kvq-read") as pool:
-        if is_discrete():
+    if is_discrete():
+        with ThreadPoolExecutor(threads, thread_name_prefix=_READERS) as pool:
             _fill_staged(landings, parts, pool)
-        elif _is_lossy(parts[0].header):
-            _fill_decoded(landings, parts, pool, ahead=2 * threads)
-        else:
-            for landing in landings:
-                landing.open_views()
-            _read_all(landings, parts, pool, ahead=2 * threads)
+    elif _is_lossy(parts[0].header):
+        _fill_decoded(landings, parts, threads)
+    else:
+        for landing in landings:
+            landing.open_views()
+        for _ in ordered(partial(_read_raw, landings), parts, threads=threads, name=_READERS):
+            pass
 
 
-def _read_all(
-    landings: list[Landing], parts: Sequence[Part], pool: ThreadPoolExecutor, ahead: int
-) -> None:
-    for _ in _in_order(pool, lambda part: _read_raw(landings, part), parts, ahead):
-        pass
+def _fill_decoded(landings: list[Landing], parts: Sequence[Part], threads: int) -> None:
+    def read(part: Part) -> npt.NDArray[np.uint8]:
+        return read_data(part.header)
 
-
-def _fill_decoded(
-    landings: list[Landing], parts: Sequence[Part], pool: ThreadPoolExecutor, ahead: int
-) -> None:
-    for part, data in _in_order(pool, lambda one: read_data(one.header), parts, ahead):
+    for part, data in ordered(read, parts, threads=threads, name=_READERS):
 
         def host(info: TensorInfo, data: npt.NDArray[np.uint8] = data) -> mx.array:
             return to_array(data[info.start : info.end], from_safetensors(info.dtype), info.shape)
@@ -113,25 +109,6 @@ def _recall(
             future.exception()
     for slot in (*slots, *(slot for _, slot, _ in flying)):
         staging.give_back(slot)
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, read: Callable[[Part], Result], parts: Sequence[Part], ahead: int
-) -> Iterator[tuple[Part, Result]]:
-    """Results in the order of the parts, with at most `ahead` of them under way."""
-    waiting: deque[tuple[Part, Future[Result]]] = deque()
-    try:
-        for part in parts:
-            waiting.append((part, pool.submit(read, part)))
-            if len(waiting) > ahead:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    finally:
-        for _, future in waiting:
-            future.cancel()
 
 
 def _read_raw(landings: list[Landing], part: Part) -> None:
