@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
-from benchmarks.measure import Ways, drop_page_cache, show
+from benchmarks.measure import Timing, Ways, drop_page_cache, show
 from benchmarks.shapes import SHAPES, CacheOnly
 from kvq.model.folder import ModelFacts
 from kvq.model.loading import LoadedModel
@@ -20,10 +20,20 @@ from kvq.prefill import Prefiller, PrefillRequest
 from kvq.store import Store
 
 PART = 1 << 20
+STOCK = "stock load_prompt_cache"
 
 
 def run(shape: str, tokens: int, *, codec: str, runs: int, folder: str | None, cold: bool) -> None:
     """Print the table for one shape, length and codec."""
+    timings = measure(shape, tokens, codec=codec, runs=runs, folder=folder, cold=cold)
+    where = "from the disk" if cold else "from the page cache"
+    show(f"restore {shape} {tokens} tokens {codec}, {where}", timings, against=STOCK)
+
+
+def measure(
+    shape: str, tokens: int, *, codec: str, runs: int, folder: str | None, cold: bool
+) -> list[Timing]:
+    """The timings of stock loading, kvq, and a bare read of the same files, in this order."""
     threads = min(16, os.cpu_count() or 1)
     with tempfile.TemporaryDirectory(dir=folder) as temp:
         model = CacheOnly(SHAPES[shape])
@@ -63,12 +73,10 @@ def run(shape: str, tokens: int, *, codec: str, runs: int, folder: str | None, c
                 return list(pool.map(_read, paths))
 
         ways = Ways(runs=runs)
-        ways.add("stock load_prompt_cache", stock_load, stock.stat().st_size)
+        ways.add(STOCK, stock_load, stock.stat().st_size)
         ways.add(f"kvq {codec}", kvq, stored, f"cache {nbytes / 1e9:.2f} GB in memory")
         ways.add("bare read, same files", bare, stored, f"{threads} threads, no digest")
-        where = "from the disk" if cold else "from the page cache"
-        title = f"restore {shape} {tokens} tokens {codec}, {where}"
-        show(title, ways.time(), against="stock load_prompt_cache")
+        return ways.time()
 
 
 def loaded(model: Any) -> LoadedModel:
