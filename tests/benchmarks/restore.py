@@ -70,7 +70,7 @@ def measure(
         def bare() -> Any:
             fresh()
             with ThreadPoolExecutor(threads) as pool:
-                return list(pool.map(_read, paths))
+                return list(pool.map(read_whole, paths))
 
         ways = Ways(runs=runs)
         ways.add(STOCK, stock_load, stock.stat().st_size)
@@ -103,7 +103,7 @@ def _check_equal(ours: Any, stock: Any) -> None:
             assert mx.array_equal(a, b)
 
 
-def _read(path: Path) -> bytearray:
+def read_whole(path: Path) -> bytearray:
     """The file in memory of its own, as any reader that keeps it has to have it."""
     with open(path, "rb", buffering=0) as file:
         data = bytearray(os.fstat(file.fileno()).st_size)
