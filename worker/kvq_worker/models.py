@@ -106,6 +106,9 @@ class Models:
         except ModuleNotFoundError as error:
             raise MissingExtra(error.name or "mlx_lm", "worker") from error
         mx.set_cache_limit(self._settings.cache_memory)
+        # Garbage is collected after each job: what was imported, most of all objects, is none.
+        gc.collect()
+        gc.freeze()
         self._ready = True
 
     def _make_room(self, key: _Key) -> None:
