@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from kvq.cache.live import LayerReport, LiveQuantizer
 from kvq.codec import GROUP_SIZES, resolve_group_size
-from kvq.store.match import Reason
+from kvq.store.reason import Reason
 
 
 class KVCacheContainer(list[Any]):
@@ -38,7 +38,7 @@ class KVCacheContainer(list[Any]):
         super().__init__(caches)
         self.tokens = tokens
         self.logits = logits
-        #: Why a restored container covers no more tokens (kvq.store.match.Reason).
+        #: Why a restored container covers no more tokens (kvq.store.reason.Reason).
         self.reason: Reason | None = None
         self._live = LiveQuantizer(model)
 

@@ -27,7 +27,8 @@ from kvq.codec.live import mismatch
 from kvq.errors import DamagedFile, UnsupportedModel
 from kvq.store.blockfile import Header, read_data
 from kvq.store.disk import store_errors, unavailable
-from kvq.store.match import Match, ended_by_damage, match_in_space
+from kvq.store.match import Match, match_in_space
+from kvq.store.reason import ended_by_damage
 from kvq.store.restorable import Part, RestorePlan
 from kvq.store.space import Leaf, Space
 from kvq.store.use import note_use

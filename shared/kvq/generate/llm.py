@@ -15,7 +15,8 @@ from kvq.generate.parameters import GenerateParameters
 from kvq.model.chat import encode_messages, encode_text
 from kvq.model.loading import LoadedModel, load
 from kvq.store.keys import TokenIds, as_ids
-from kvq.store.match import Match, Reason
+from kvq.store.match import Match
+from kvq.store.reason import Reason
 from kvq.store.store import Store
 
 

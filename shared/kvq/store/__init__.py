@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvq.store.manifest import Manifest
-from kvq.store.match import End, Match, Reason
+from kvq.store.match import Match
+from kvq.store.reason import End, Reason
 from kvq.store.space import Space
 from kvq.store.store import Store
 

@@ -33,8 +33,9 @@ from kvq.store.disk import (
 from kvq.store.hold import hold
 from kvq.store.keys import BLOCK, as_ids
 from kvq.store.manifest import Manifest
-from kvq.store.match import End, Match, Reason, match_in_space
+from kvq.store.match import Match, match_in_space
 from kvq.store.names import check_name, valid_name
+from kvq.store.reason import End, Reason
 from kvq.store.space import Space
 
 #: Version of the layout of folders. A reader refuses a greater one.

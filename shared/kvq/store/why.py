@@ -19,7 +19,7 @@ from kvq.store import layout
 from kvq.store.blockfile import read_header
 from kvq.store.disk import UNREADABLE, store_errors
 from kvq.store.keys import BLOCK, TokenIds, as_ids, first_code
-from kvq.store.match import End, Reason, explain
+from kvq.store.reason import End, Reason, explain
 from kvq.store.restorable import Restorable
 from kvq.store.space import Space
 from kvq.store.store import Store
