@@ -19,8 +19,8 @@ import numpy.typing as npt
 from kvq import codec as codecs
 from kvq.cache.dtypes import from_safetensors, to_array
 from kvq.cache.groups import Group, tensor_name
-from kvq.cache.landing import Landing
-from kvq.cache.staging import Slot, Staging, is_discrete, staging_for, tensor_in
+from kvq.cache.landing import Coded, Landing
+from kvq.cache.staging import STAGING, Slot, is_discrete, tensor_in
 from kvq.codec import LayerCoding
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import Header, TensorInfo, read_data, read_into
@@ -29,6 +29,16 @@ from kvq.store.restorable import Part
 
 #: Name of the reading threads.
 _READERS = "kvq-read"
+
+#: Bytes that the buffers of one restore take, where that makes a number of them within the limits.
+STAGED_BYTES = 512 << 20
+_FEWEST_SLOTS, _MOST_SLOTS = 4, 64
+
+#: Files that are decoded at a time where no staging buffers are in between.
+_DECODED_TOGETHER = 4
+
+#: Gives a tensor of one file's data section.
+Tensors = Callable[[TensorInfo], mx.array]
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -57,58 +67,53 @@ def _fill_decoded(landings: list[Landing], parts: Sequence[Part], threads: int) 
     def read(part: Part) -> npt.NDArray[np.uint8]:
         return read_data(part.header)
 
+    batch: list[tuple[Part, Tensors]] = []
     for part, data in ordered(read, parts, threads=threads, name=_READERS):
-
-        def host(info: TensorInfo, data: npt.NDArray[np.uint8] = data) -> mx.array:
-            return to_array(data[info.start : info.end], from_safetensors(info.dtype), info.shape)
-
-        _put(landings, part, host)
-        mx.eval([landing.arrays() for landing in landings])
+        batch.append((part, partial(_host_tensor, data)))
+        if len(batch) == _DECODED_TOGETHER or part is parts[-1]:
+            _put(landings, batch)
+            batch.clear()
+            mx.eval([landing.arrays() for landing in landings])
 
 
 def _fill_staged(landings: list[Landing], parts: Sequence[Part], pool: ThreadPoolExecutor) -> None:
-    staging = staging_for(max(part.header.data_bytes for part in parts))
+    size = max(part.header.data_bytes for part in parts)
+    slots = min(len(parts), max(_FEWEST_SLOTS, STAGED_BYTES // max(size, 1)), _MOST_SLOTS)
+    free = [STAGING.take(size) for _ in range(slots)]
     left = deque(parts)
     flying: deque[tuple[Part, Slot, Future[None]]] = deque()
     read: list[tuple[Part, Slot]] = []
-    while left or flying:
-        while left and staging.free:
-            part, slot = left.popleft(), staging.take()
-            view = slot.view[: part.header.data_bytes].data
-            flying.append((part, slot, pool.submit(read_into, part.header, [view])))
-        part, slot, future = flying.popleft()
-        read.append((part, slot))
-        try:
+    try:
+        while left or flying:
+            while left and free:
+                part, slot = left.popleft(), free.pop()
+                view = slot.view[: part.header.data_bytes].data
+                flying.append((part, slot, pool.submit(read_into, part.header, [view])))
+            part, slot, future = flying[0]
             future.result()
-        except BaseException:
-            _recall(staging, [slot for _, slot in read], flying)
-            raise
-        # Half of the buffers are copied from while the threads fill the other half.
-        if len(read) > len(flying):
-            _put_copies(landings, read)
-            for _, slot in read:
-                staging.give_back(slot)
-            read.clear()
+            flying.popleft()
+            read.append((part, slot))
+            # Half of the buffers are copied from while the threads fill the other half.
+            if len(read) > len(flying):
+                _put_copies(landings, read)
+                free += [slot for _, slot in read]
+                read.clear()
+    finally:
+        for _, slot, future in flying:
+            if not future.cancel():
+                future.exception()  # until then a thread writes to the buffer
+            free.append(slot)
+        for slot in (*free, *(slot for _, slot in read)):
+            STAGING.give_back(slot)
 
 
 def _put_copies(landings: list[Landing], read: Sequence[tuple[Part, Slot]]) -> None:
-    copies = [slot.copied(part.header.data_bytes) for part, slot in read]
+    copies = [slot.load(part.header.data_bytes) for part, slot in read]
     mx.eval(copies)
-    for (part, _), data in zip(read, copies, strict=True):
-        _put(landings, part, partial(tensor_in, data))
+    tensors = [partial(tensor_in, data) for data in copies]
+    _put(landings, [(part, one) for (part, _), one in zip(read, tensors, strict=True)])
     arrays = [array for landing in landings for array in landing.arrays()]
     mx.async_eval(arrays)  # type: ignore[no-untyped-call]
-
-
-def _recall(
-    staging: Staging, slots: Sequence[Slot], flying: Sequence[tuple[Part, Slot, Future[None]]]
-) -> None:
-    """Give all buffers back once no thread writes to them any more."""
-    for _, _, future in flying:
-        if not future.cancel():
-            future.exception()
-    for slot in (*slots, *(slot for _, slot, _ in flying)):
-        staging.give_back(slot)
 
 
 def _read_raw(landings: list[Landing], part: Part) -> None:
@@ -133,18 +138,23 @@ def _read_raw(landings: list[Landing], part: Part) -> None:
         landing.put_host(side, part.start, rows[:, :, low : low + count])
 
 
-def _put(landings: list[Landing], part: Part, tensor: Callable[[TensorInfo], mx.array]) -> None:
-    """Decode a part on the device and put it in place. Lazy."""
-    low = part.low - part.header.meta.low
+def _put(landings: list[Landing], batch: Sequence[tuple[Part, Tensors]]) -> None:
+    """Decode parts, in the prompt's order, on the device and put them in place. Lazy."""
     for number, landing in enumerate(landings):
-        described = part.header.meta.groups[number]
         for index, (side, _) in enumerate(landing.group.sides()):
-            coding = LayerCoding.from_json(described[side]["coding"])
-            parts = {
-                name: tensor(info) for name, info in _tensors(part.header, number, side).items()
-            }
-            kept = codecs.take(parts, low, low + part.high - part.low)
-            landing.accept(index, part.start, kept, coding)
+            landing.accept(index, [_coded(part, read, number, side) for part, read in batch])
+
+
+def _coded(part: Part, read: Tensors, group: int, side: str) -> Coded:
+    header = part.header
+    coding = LayerCoding.from_json(header.meta.groups[group][side]["coding"])
+    parts = {name: read(info) for name, info in _tensors(header, group, side).items()}
+    low = part.low - header.meta.low
+    return Coded(part.start, codecs.take(parts, low, low + part.high - part.low), coding)
+
+
+def _host_tensor(data: npt.NDArray[np.uint8], info: TensorInfo) -> mx.array:
+    return to_array(data[info.start : info.end], from_safetensors(info.dtype), info.shape)
 
 
 def _tensors(header: Header, group: int, side: str) -> dict[str, TensorInfo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,19 @@ from kvq.cache.groups import Group, Side
 from kvq.codec import LayerCoding
 from kvq.codec.live import Codes, codes
 from kvq.store.space import Leaf
+
+
+@dataclass(frozen=True)
+class Coded:
+    """One side of a group for some tokens from `start` on, as a codec's parts."""
+
+    start: int
+    parts: Mapping[str, mx.array]
+    coding: LayerCoding
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.parts[name].shape[2] for name in ("", "sink", "q") if name in self.parts)
 
 
 class Landing:
@@ -69,12 +83,15 @@ class Landing:
             for index, view in enumerate(self._opened(side)):
                 view[0, :, at : at + high - low] = rows[index, :, low:high]
 
-    def accept(
-        self, side: int, start: int, parts: Mapping[str, mx.array], coding: LayerCoding
-    ) -> None:
-        """Decode the parts of consecutive tokens from `start` on, and put them in place. Lazy."""
+    def accept(self, side: int, pieces: Sequence[Coded]) -> None:
+        """Decode pieces of the prompt, in its order, and put them in place. Lazy.
+
+        Neighbours go there together: each leaf's array is written to once, not once a block.
+        """
         dtype = self.group.sides()[side][1].mlx_dtype
-        self.put(side, start, codecs.decode(parts, coding, dtype))
+        for run in _runs(pieces):
+            rows = [codecs.decode(piece.parts, piece.coding, dtype) for piece in run]
+            self.put(side, run[0].start, mx.concatenate(rows, axis=2))
 
     def put(self, side: int, start: int, rows: mx.array) -> None:
         """Copy device rows of the tokens from `start` on. Lazy: evaluate `arrays()`."""
@@ -128,12 +145,12 @@ class LiveLanding(Landing):
         self._how = {"bits": coding.bits, "group_size": coding.group_size}
         self._codes: tuple[list[Codes], list[Codes]] = ([], [])
 
-    def accept(
-        self, side: int, start: int, parts: Mapping[str, mx.array], coding: LayerCoding
-    ) -> None:
+    def accept(self, side: int, pieces: Sequence[Coded]) -> None:
         dtype = self.group.sides()[side][1].mlx_dtype
-        for _, low, high in self._places(start, _tokens_in(parts)):
-            self._codes[side].append(codes(codecs.take(parts, low, high), coding, dtype))
+        for piece in pieces:
+            for _, low, high in self._places(piece.start, piece.tokens):
+                parts = codecs.take(piece.parts, low, high)
+                self._codes[side].append(codes(parts, piece.coding, dtype))
 
     def arrays(self) -> list[mx.array]:
         return [array for side in self._codes for triple in side for array in triple]
@@ -161,8 +178,16 @@ def _leaf(group: Sequence[mx.array], place: int) -> Codes:
     return q, s, b
 
 
-def _tokens_in(parts: Mapping[str, mx.array]) -> int:
-    return sum(parts[name].shape[2] for name in ("sink", "q") if name in parts)
+def _runs(pieces: Sequence[Coded]) -> Iterator[list[Coded]]:
+    """The pieces in runs without gaps."""
+    run: list[Coded] = []
+    for piece in pieces:
+        if run and run[-1].start + run[-1].tokens != piece.start:
+            yield run
+            run = []
+        run.append(piece)
+    if run:
+        yield run
 
 
 def _ranges(group: Group, tokens: int) -> Sequence[tuple[int, int]]:

@@ -18,6 +18,7 @@ from kvq.cache.dtypes import safetensors_name
 from kvq.cache.groups import describe_group, groups_of, tensor_name
 from kvq.cache.leaves import leaf_caches
 from kvq.cache.rows import GroupRows
+from kvq.cache.staging import Outgoing
 from kvq.codec import SINK_TOKENS
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import BlockMeta, Tensor, read_header
@@ -33,15 +34,14 @@ STATE_CHECKPOINT = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltFile:
-    """A file whose arrays are built, and perhaps not evaluated yet.
-
-    Each comes with the safetensors name of its dtype: bfloat16 rests as 16-bit words here, because
-    a memoryview has no name for it.
-    """
+    """A file whose arrays are built, and perhaps not evaluated yet."""
 
     path: Path
     meta: BlockMeta
-    arrays: Mapping[str, tuple[str, mx.array]]
+    #: Safetensors dtype name and shape of each tensor, by its name.
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    #: Their bytes: bfloat16 as 16-bit words, because a memoryview has no name for it.
+    outgoing: Outgoing
     checkpoint: bool
 
 
@@ -111,7 +111,7 @@ class Recorder:
 
     def arrays(self) -> list[mx.array]:
         """What the files built and the next `capture` read: evaluate it with the chunk."""
-        built = [array for file in self._files for _, array in file.arrays.values()]
+        built = [array for file in self._files for array in file.outgoing.arrays()]
         return built + [array for rows in self._rows for array in rows.arrays()]
 
     def take(self) -> list[BuiltFile]:
@@ -122,11 +122,14 @@ class Recorder:
     def hand_over(self, files: Sequence[BuiltFile]) -> None:
         """Give files to the writer, once their arrays are evaluated."""
         for file in files:
+            data, written = file.outgoing.send()
             tensors = [
-                Tensor(name=name, dtype=dtype, shape=tuple(array.shape), data=array)
-                for name, (dtype, array) in file.arrays.items()
+                Tensor(name=name, dtype=dtype, shape=shape, data=data[name])
+                for name, (dtype, shape) in file.tensors.items()
             ]
-            self._writer.submit(file.path, file.meta, tensors, checkpoint=file.checkpoint)
+            self._writer.submit(
+                file.path, file.meta, tensors, checkpoint=file.checkpoint, written=written
+            )
             if file.checkpoint:
                 self._checkpoints.append((file.meta.end, file.path))
         self._drop_checkpoints(self.position - self._needs.window - STATE_CHECKPOINT - BLOCK)
@@ -252,8 +255,17 @@ class Recorder:
             low=low,
             groups=tuple(groups),
         )
-        words = {name: _words(array) for name, array in arrays.items()}
-        self._files.append(BuiltFile(path=path, meta=meta, arrays=words, checkpoint=checkpoint))
+        file = BuiltFile(
+            path=path,
+            meta=meta,
+            tensors={
+                name: (safetensors_name(array.dtype), tuple(array.shape))
+                for name, array in arrays.items()
+            },
+            outgoing=Outgoing({name: _words(array) for name, array in arrays.items()}),
+            checkpoint=checkpoint,
+        )
+        self._files.append(file)
 
     def _drop_checkpoints(self, before: int) -> None:
         passed = [path for end, path in self._checkpoints if end <= before]
@@ -262,10 +274,9 @@ class Recorder:
             _remove(path)
 
 
-def _words(array: mx.array) -> tuple[str, mx.array]:
-    """The safetensors name of the array's dtype, and its bytes in C order. Lazy."""
-    name = safetensors_name(array.dtype)
-    return name, mx.contiguous(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+def _words(array: mx.array) -> mx.array:
+    """The array's bytes in C order. Lazy."""
+    return mx.contiguous(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def _remove(path: Path) -> None:

@@ -1,41 +1,168 @@
-"""Memory that both the processor and a graphics card with memory of its own can reach, reused.
+"""The way between files and a graphics card with memory of its own (CUDA).
 
-On such a card (CUDA) the memory of a new array is slow to come by and slow to fill from one
-thread. A few buffers that stay are filled by the reading threads while the card copies from
-others. Where memory is unified (a Mac) there is no such detour, and none is made.
+The threads that read and write files work on page-locked buffers, which the card reads and writes
+itself, at the speed of its bus and beside its other work. MLX's own way there, managed memory,
+moves page by page at a fraction of that. Where memory is unified (a Mac) there is no such detour,
+and none is made.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from kvq.cache.card import copy_to_host, lock, map_memory
 from kvq.cache.dtypes import from_safetensors
 from kvq.store.blockfile import TensorInfo
 
-#: Bytes that the buffers take together, where that makes at least `_FEWEST` of them.
-STAGING_BYTES = 256 << 20
-_FEWEST = 4
+#: Bytes of free buffers that are kept for the next time: locking memory takes as long as using it.
+KEPT_BYTES = 1 << 30
+
+#: Bytes that one group of threads of the card copies.
+_TILE = 16 << 10
+_THREADS = 256
+#: Tensors begin at multiples of this in a buffer, so that they are copied in whole words.
+_ALIGNMENT = 256
+
+_LOAD = """
+  const size_t at = (size_t)blockIdx.x * 1024 + threadIdx.x;
+  auto from = reinterpret_cast<const uint4*>(place[0]) + at;
+  auto to = reinterpret_cast<uint4*>(out) + at;
+  uint4 a = from[0], b = from[256], c = from[512], d = from[768];
+  to[0] = a; to[256] = b; to[512] = c; to[768] = d;
+"""
+#: MLX does not say where on the card an array is; a kernel that it is given to knows.
+_ADDRESS = "address[0] = reinterpret_cast<unsigned long long>(data);"
 
 
-@dataclass(frozen=True)
 class Slot:
-    """One buffer: the array that the card reads and the same bytes for the reading threads."""
+    """One buffer of `size` bytes: `view` is its memory, for threads that read and write files.
 
-    array: mx.array
-    view: npt.NDArray[np.uint8]
+    `load` and `store` belong to the thread that runs MLX.
+    """
 
-    def copied(self, nbytes: int) -> mx.array:
-        """The first `nbytes` as an array in the card's own memory (uint8, 1-D). Lazy.
+    def __init__(self, size: int) -> None:
+        self.view: npt.NDArray[np.uint8] = map_memory(size)
+        self.size = self.view.nbytes
+        # Locked when the card first needs it: by then the reading threads have touched its pages.
+        self._locked: bool | None = None
 
-        One large kernel draws the pages over much faster than many small ones would.
+    def load(self, nbytes: int) -> mx.array:
+        """The first `nbytes` as an array on the card (uint8, 1-D). Lazy: evaluate it before the
+        buffer changes."""
+        if not self._lock():
+            return mx.array(self.view[:nbytes])
+        tiles = -(-nbytes // _TILE)
+        (data,) = _load_kernel()(
+            inputs=[self._place(0)],
+            grid=(tiles * _THREADS, 1, 1),
+            threadgroup=(_THREADS, 1, 1),
+            output_shapes=[(tiles * _TILE // 4,)],
+            output_dtypes=[mx.uint32],
+        )
+        staged: mx.array = data.view(mx.uint8)
+        return staged
+
+    def store(
+        self, arrays: Mapping[str, mx.array], addresses: Sequence[mx.array]
+    ) -> dict[str, memoryview]:
+        """The bytes of evaluated, contiguous arrays here, by name; returns once they are here.
+
+        The card's copy engine fetches them, so the model's next chunk runs meanwhile.
         """
-        words = self.array[: -(-nbytes // 4) * 4].view(mx.uint32) | 0
-        return words.view(mx.uint8)
+        places, at = {}, 0
+        for name, array in arrays.items():
+            places[name] = self.view[at : at + array.nbytes]
+            at += _aligned(array.nbytes)
+        if self._lock():
+            where = (np.array(address).item() for address in addresses)
+            copy_to_host(
+                [
+                    (place.ctypes.data, address, place.nbytes)
+                    for place, address in zip(places.values(), where, strict=True)
+                ]
+            )
+        else:
+            for name, place in places.items():
+                place[:] = np.array(arrays[name], copy=False).reshape(-1).view(np.uint8)
+        return {name: place.data for name, place in places.items()}
+
+    def _place(self, at: int) -> mx.array:
+        return mx.array([self.view.ctypes.data + at], dtype=mx.uint64)
+
+    def _lock(self) -> bool:
+        if self._locked is None:
+            self._locked = lock(self.view)
+        return self._locked
+
+
+class Staging:
+    """Buffers to take and to give back, from any thread; some of the free ones are kept."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept_bytes = kept_bytes
+        self._free: list[Slot] = []
+        self._mutex = threading.Lock()
+
+    def take(self, nbytes: int) -> Slot:
+        """The smallest free buffer of at least `nbytes`, or a new one."""
+        with self._mutex:
+            fitting = [slot for slot in self._free if nbytes <= slot.size]
+            if fitting:
+                best = min(fitting, key=lambda slot: slot.size)
+                self._free.remove(best)
+                return best
+        return Slot(nbytes)
+
+    def give_back(self, slot: Slot) -> None:
+        """Once neither the card nor a thread needs what is in it."""
+        with self._mutex:
+            self._free.append(slot)
+            while sum(one.size for one in self._free) > self._kept_bytes:
+                self._free.pop(0)
+
+
+#: The buffers of this process.
+STAGING = Staging()
+
+
+def is_discrete() -> bool:
+    """Whether arrays live on a graphics card with memory of its own."""
+    on_gpu: bool = mx.default_device() == mx.Device(mx.gpu)
+    return on_gpu and not mx.metal.is_available()
+
+
+class Outgoing:
+    """A file's arrays, by name, on their way to the thread that writes it.
+
+    Built lazily: evaluate `arrays()` before `send`.
+    """
+
+    def __init__(self, arrays: Mapping[str, mx.array]) -> None:
+        self._arrays = arrays
+        self._addresses = [_address(one) for one in arrays.values()] if is_discrete() else []
+
+    def arrays(self) -> list[mx.array]:
+        return [*self._arrays.values(), *self._addresses]
+
+    def send(self) -> tuple[Mapping[str, Any], Callable[[], None]]:
+        """The bytes by name, each of which a memoryview can be made of, and what to call once they
+        are written. Where memory is unified, they are the arrays' own."""
+        if not self._addresses:
+            return self._arrays, _nothing
+        slot = STAGING.take(sum(_aligned(array.nbytes) for array in self._arrays.values()))
+        return slot.store(self._arrays, self._addresses), partial(STAGING.give_back, slot)
+
+
+def _nothing() -> None:
+    pass
 
 
 def tensor_in(data: mx.array, info: TensorInfo) -> mx.array:
@@ -43,41 +170,30 @@ def tensor_in(data: mx.array, info: TensorInfo) -> mx.array:
     return data[info.start : info.end].view(from_safetensors(info.dtype)).reshape(info.shape)
 
 
-class Staging:
-    """Buffers of `size` bytes each. Slots are taken and given back on the thread that runs MLX."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        count = max(_FEWEST, STAGING_BYTES // max(size, 1))
-        self._free: deque[Slot] = deque()
-        for _ in range(min(count, 64)):
-            array = mx.array(np.zeros(size, np.uint8))
-            self._free.append(Slot(array, np.array(array, copy=False)))
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self) -> Slot:
-        return self._free.popleft()
-
-    def give_back(self, slot: Slot) -> None:
-        self._free.append(slot)
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-_kept: Staging | None = None
+@functools.cache
+def _load_kernel() -> Any:
+    return mx.fast.cuda_kernel("kvq_load", ["place"], ["out"], _LOAD)
 
 
-def staging_for(size: int) -> Staging:
-    """Buffers of at least `size` bytes: those of the last call where they are large enough."""
-    global _kept
-    if _kept is None or _kept.size < size:
-        _kept = None  # free the old ones before the new ones are made
-        _kept = Staging(-(-size // (1 << 20)) << 20)
-    return _kept
+@functools.cache
+def _address_kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        "kvq_address", ["data"], ["address"], _ADDRESS, ensure_row_contiguous=False
+    )
 
 
-def is_discrete() -> bool:
-    """Whether arrays live on a graphics card with memory of its own."""
-    on_gpu: bool = mx.default_device() == mx.Device(mx.gpu)
-    return on_gpu and not mx.metal.is_available()
+def _address(array: mx.array) -> mx.array:
+    """Where on the card `array` is, once evaluated, for as long as it exists ([1], uint64)."""
+    (address,) = _address_kernel()(
+        inputs=[array],
+        grid=(1, 1, 1),
+        threadgroup=(1, 1, 1),
+        output_shapes=[(1,)],
+        output_dtypes=[mx.uint64],
+    )
+    found: mx.array = address
+    return found

@@ -9,8 +9,9 @@ outlive the process, not a power cut.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +22,14 @@ from kvq.store.store import Store
 #: Bytes handed over and not yet written, above which `submit` waits for the disk.
 MAX_WAITING_BYTES = 1 << 30
 
+#: Files written at a time: a flush keeps a thread waiting, not a core.
+THREADS = min(8, max(4, os.cpu_count() or 1))
+
 _TRIES = 3
+
+
+def _ignore() -> None:
+    pass
 
 
 class Writer:
@@ -30,7 +38,9 @@ class Writer:
     An error of any file (StoreUnavailable) is raised by the next `submit` or by `finish`.
     """
 
-    def __init__(self, store: Store, *, threads: int = 4, waiting: int = MAX_WAITING_BYTES) -> None:
+    def __init__(
+        self, store: Store, *, threads: int = THREADS, waiting: int = MAX_WAITING_BYTES
+    ) -> None:
         self._store = store
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kvq-write")
         self._limit = waiting
@@ -43,9 +53,18 @@ class Writer:
         self.checkpoint_bytes = 0
 
     def submit(
-        self, path: Path, meta: BlockMeta, tensors: Sequence[Tensor], *, checkpoint: bool = False
+        self,
+        path: Path,
+        meta: BlockMeta,
+        tensors: Sequence[Tensor],
+        *,
+        checkpoint: bool = False,
+        written: Callable[[], None] = _ignore,
     ) -> None:
-        """Queue one file; blocks while too many bytes wait for the disk."""
+        """Queue one file; blocks while too many bytes wait for the disk.
+
+        `written()` is called, on a thread of the writer, once the tensors' memory is read no more.
+        """
         size = sum(tensor.nbytes for tensor in tensors)
         self._raise_failures()
         with self._changed:
@@ -53,7 +72,9 @@ class Writer:
                 lambda: self._waiting == 0 or self._waiting + size <= self._limit
             )
             self._waiting += size
-        self._futures.append(self._pool.submit(self._write, path, meta, tensors, checkpoint, size))
+        future = self._pool.submit(self._write, path, meta, tensors, checkpoint, size)
+        future.add_done_callback(lambda _: written())
+        self._futures.append(future)
 
     def finish(self) -> None:
         """Wait until everything is on the disk, names included. Raises what a thread raised."""
