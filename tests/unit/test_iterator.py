@@ -127,6 +127,18 @@ def test_the_cache_covers_what_was_yielded_and_goes_on_from_there(name, taken):
     assert same(later, expected)
 
 
+def test_the_first_token_does_not_wait_for_the_second(llama, monkeypatch):
+    started = []
+    start = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: (started.append(1), start(*arrays)))
+    iterator = TokenIterator(PROMPT, llama)
+    counts = [len(started)]
+    for _ in range(3):
+        next(iterator)
+        counts.append(len(started))
+    assert counts == [1, 1, 3, 4]
+
+
 def test_an_exact_hit_needs_no_forward_pass_for_its_first_token(llama):
     expected, _ = ours(PROMPT, llama, max_tokens=3)
     cache = make_prompt_cache(llama)

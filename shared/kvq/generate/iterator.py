@@ -34,8 +34,8 @@ class TokenIterator(Iterator[int]):
 
     The prompt is fed when the iterator is made: all but its last token in chunks, then the last
     alone, as mlx-lm does, so that greedy tokens are the same. From then on the model is always
-    fed one token ahead of the caller: while a token is being looked at, the next is computed. So
-    whenever the caller stops, the cache covers the prompt and exactly the tokens that were
+    fed one token ahead of the caller: while a token is being looked at, the next is computed (the
+    second only when it is asked for, so that the first comes at once). So whenever the caller stops, the cache covers the prompt and exactly the tokens that were
     yielded, the last one included, and a conversation goes on from there.
 
     An iterator belongs to the thread that made it, like the arrays of MLX.
@@ -84,14 +84,18 @@ class TokenIterator(Iterator[int]):
             raise StopIteration
         started = time.perf_counter()
         token, self.logprobs = self._next
-        if self.token_count == 0:
-            # Nobody waits for the second token yet: the first must not wait for its computation,
-            # which MLX would partly finish before it returns.
+        first = self.token_count == 0
+        if first:
             mx.eval(token)
             self._prefill_seconds += time.perf_counter() - started
+        elif self.token_count == 1:
+            mx.async_eval(self._next)  # type: ignore[no-untyped-call]
         with mx.stream(generation_stream):
             self._next = self._step(token)
-        mx.async_eval(self._next)  # type: ignore[no-untyped-call]
+        if not first:
+            # Nobody waits for the second token yet: the first must not wait for its computation,
+            # much of which MLX finishes before it returns from here.
+            mx.async_eval(self._next)  # type: ignore[no-untyped-call]
         value = cast(int, token.item())
         if self.token_count % _CLEAR_EVERY == 0:
             mx.clear_cache()
