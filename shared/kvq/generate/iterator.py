@@ -35,8 +35,9 @@ class TokenIterator(Iterator[int]):
     The prompt is fed when the iterator is made: all but its last token in chunks, then the last
     alone, as mlx-lm does, so that greedy tokens are the same. From then on the model is always
     fed one token ahead of the caller: while a token is being looked at, the next is computed (the
-    second only when it is asked for, so that the first comes at once). So whenever the caller stops, the cache covers the prompt and exactly the tokens that were
-    yielded, the last one included, and a conversation goes on from there.
+    second only when it is asked for, so that the first comes at once). So whenever the caller
+    stops, the cache covers the prompt and exactly the tokens that were yielded, the last one
+    included, and a conversation goes on from there.
 
     An iterator belongs to the thread that made it, like the arrays of MLX.
     """
