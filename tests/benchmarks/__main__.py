@@ -95,6 +95,19 @@ def shared_prefix(model: str, codec: str, text: Path, prompts: int, tokens: int)
 
 @main.command()
 @_model
+@click.option("--tokens", default=4096, show_default=True)
+@click.option("--codecs", default="q8,q4,auto", show_default=True)
+@_runs
+@_folder
+def gate(model: str, tokens: int, codecs: str, runs: int, folder: str | None) -> None:
+    """A whole job with its quality measured, against one without."""
+    from benchmarks.gate import run
+
+    run(model, tokens, codecs=codecs.split(","), runs=runs, folder=folder)
+
+
+@main.command()
+@_model
 @click.option("--tokens", default=2048, show_default=True, help="Tokens of each text.")
 @click.option("--tail", default=256, show_default=True, help="Predictions compared in each.")
 @click.option("--plot", type=click.Path(path_type=Path), help="PNG to draw (needs matplotlib).")

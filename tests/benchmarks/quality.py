@@ -25,7 +25,7 @@ from benchmarks.measure import machine
 from benchmarks.texts import KINDS
 from kvq import codec as codecs
 from kvq.cache.refill import refill, through, unchanged
-from kvq.codec.quality import kl_divergence
+from kvq.codec.quality import compare
 from kvq.exchange.record import record
 from kvq.prefill.spaces import ModelSpaces
 from kvq.store import Space, Store
@@ -178,9 +178,9 @@ def _logits(model: Any, ids: mx.array, caches: Sequence[Any]) -> mx.array:
 def _compared(exact: mx.array, lossy: mx.array) -> Scores:
     kl, agrees = [], []
     for low in range(0, exact.shape[0], SLICE):
-        ours, theirs = exact[low : low + SLICE], lossy[low : low + SLICE]
-        kl.append(np.array(kl_divergence(ours, theirs)))
-        agrees.append(np.array(mx.argmax(ours, axis=-1) == mx.argmax(theirs, axis=-1)))
+        part = compare(exact[low : low + SLICE], lossy[low : low + SLICE])
+        kl.append(part[0])
+        agrees.append(part[1])
     return Scores(kl=np.concatenate(kl), agrees=np.concatenate(agrees))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 mx = pytest.importorskip("mlx.core")
 
-from kvq.codec.quality import UNBOUNDED, kl_divergence, measure  # noqa: E402
+from kvq.codec.quality import UNBOUNDED, compare, divergence, measure  # noqa: E402
 
 
 def kl(p_logits: np.ndarray, q_logits: np.ndarray) -> np.ndarray:
@@ -26,7 +26,9 @@ def test_a_divergence_worked_by_hand():
     # P = (1/2, 1/2), Q = (1/4, 3/4): (ln 2 + ln(2/3)) / 2
     exact = mx.array([[0.0, 0.0]])
     lossy = mx.array([[0.0, math.log(3)]])
-    assert kl_divergence(exact, lossy).item() == pytest.approx((math.log(2) + math.log(2 / 3)) / 2)
+    divergence, agrees = compare(exact, lossy)
+    assert divergence == pytest.approx([(math.log(2) + math.log(2 / 3)) / 2])
+    assert agrees.tolist() == [False]
 
 
 @settings(max_examples=30, deadline=None)
@@ -47,6 +49,10 @@ def test_figures_are_those_of_the_formula(tokens, vocab, noise, shift, seed):
     assert quality.max_kl == pytest.approx(expected.max(), rel=1e-3, abs=1e-5)
     assert quality.top1 == pytest.approx((exact.argmax(-1) == lossy.argmax(-1)).mean())
     assert quality.tokens == tokens
+    # A GPU's figures are worked out by MLX, a processor's by NumPy.
+    on_gpu, agrees = divergence(mx, *(mx.array(x.astype(np.float32)) for x in (exact, lossy)))
+    assert np.array(on_gpu) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert np.array(agrees).tolist() == (exact.argmax(-1) == lossy.argmax(-1)).tolist()
 
 
 def test_the_same_predictions_lose_nothing():
@@ -66,6 +72,7 @@ def test_top1_counts_tokens_whose_likeliest_answer_stays():
 def test_tokens_that_are_ruled_out_add_nothing():
     exact = mx.array([[1.0, 2.0, -math.inf]])
     assert measure(exact, exact).max_kl == 0.0
+    assert divergence(mx, exact, exact)[0].item() == 0.0
 
 
 @pytest.mark.parametrize("broken", [math.nan, -math.inf])
@@ -73,4 +80,6 @@ def test_predictions_that_broke_are_unboundedly_far_and_still_json(broken):
     quality = measure(mx.array([[1.0, 2.0]] * 9), mx.array([[1.0, broken]] * 9))
     assert quality.max_kl == pytest.approx(UNBOUNDED)
     assert not quality.mean_kl <= 1e9
+    on_gpu, _ = divergence(mx, mx.array([[1.0, 2.0]]), mx.array([[1.0, broken]]))
+    assert on_gpu.item() == pytest.approx(UNBOUNDED)
     json.dumps(asdict(quality), allow_nan=False)

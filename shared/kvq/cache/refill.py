@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +13,7 @@ from kvq.cache.leaves import leaf_caches
 from kvq.codec import SINK_TOKENS, Codec
 from kvq.store.keys import BLOCK
 
-#: New rows [1, heads, tokens, dim] from old ones and the position of the first.
+#: New rows [layers, heads, tokens, dim] from old ones and the position of the first.
 Transform = Callable[[mx.array, int], mx.array]
 
 
@@ -44,14 +43,24 @@ def unchanged(rows: mx.array, first: int) -> mx.array:
 def through(codec: Codec) -> Transform:
     """What a restore gives back of rows that were stored with `codec`, block by block."""
 
+    def again(rows: mx.array, sinks: int) -> mx.array:
+        parts = codec.encode(rows, raw_tokens=sinks)
+        return codec.decode(parts, dim=rows.shape[-1], dtype=rows.dtype)
+
     def change(rows: mx.array, first: int) -> mx.array:
-        stop = first + rows.shape[2]
-        cuts = [first, *range(first // BLOCK * BLOCK + BLOCK, stop, BLOCK), stop]
-        blocks = []
-        for low, high in pairwise(cuts):
-            block = rows[:, :, low - first : high - first]
-            parts = codec.encode(block, raw_tokens=max(0, SINK_TOKENS - low))
-            blocks.append(codec.decode(parts, dim=rows.shape[-1], dtype=rows.dtype))
-        return mx.concatenate(blocks, axis=2)
+        layers, heads, tokens, dim = rows.shape
+        stop = first + tokens
+        # The whole blocks after the sinks go through together, as if each were a head of its own.
+        low = min(stop, -(-max(first, SINK_TOKENS) // BLOCK) * BLOCK)
+        high = max(low, stop // BLOCK * BLOCK)
+        pieces = []
+        if first < low:
+            pieces.append(again(rows[:, :, : low - first], max(0, SINK_TOKENS - first)))
+        if low < high:
+            blocks = rows[:, :, low - first : high - first].reshape(layers, -1, BLOCK, dim)
+            pieces.append(again(blocks, 0).reshape(layers, heads, high - low, dim))
+        if high < stop:
+            pieces.append(again(rows[:, :, high - first :], 0))
+        return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 
     return change

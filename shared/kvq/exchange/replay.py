@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from kvq import codec as codecs
 from kvq.cache.adapters import Rows, adapter_of
 from kvq.cache.container import KVCacheContainer
-from kvq.cache.leaves import leaf_caches
+from kvq.cache.leaves import describe, leaf_caches
 from kvq.errors import UsageError
 from kvq.exchange.rewind import can_rewind, rewound
 from kvq.prefill.gate import Gate, replay_tokens
@@ -76,15 +76,16 @@ def replay(
     start = len(ids) - count
     copies = rewound(caches, count) if start else make_prompt_cache(model)
     names = () if codecs.get(codec).exact else (codec,)
-    gate = Gate(model, ids, names, start)
-    gate.replay(copies, start)
+    gate = Gate(model, ids, names, describe(caches), begin=start)
+    gate.begin(copies, start)
     for low, high in ((start, len(ids) - 1), (len(ids) - 1, len(ids))):
         if low < high:
             logits = model(mx.array(ids[low:high])[None], cache=copies)[0]
-            mx.eval(gate.listen(logits, high), logits[-1])
+            mx.eval(gate.listen(copies, logits, high), logits[-1])
     _check_end(copies, caches, count, tolerance)
-    measured = gate.measured()
-    quality = {"codec": codec, **asdict(measured[codec])} if codec in measured else None
+    gate.replay(copies)
+    measured = gate.measured.get(codec)
+    quality = None if measured is None else {"codec": codec, **asdict(measured)}
     return Replayed(logits=logits[-1], quality=quality)
 
 

@@ -44,6 +44,7 @@ def compute(
     ids, start = task.ids, caches.tokens
     if start:
         recorder.begin(caches, start)
+        gate.begin(caches, start)
     began = time.monotonic()
     on_chunk(start, len(ids))
     ends = chunk_ends(
@@ -56,14 +57,13 @@ def compute(
     done = start
     flying: list[BuiltFile] = []
     for end in ends:
-        gate.replay(caches, done)
         logits = task.model(mx.array(ids[done:end])[None], cache=caches)[0]
         recorder.capture(caches, end)
         if task.keep_logits and end == len(ids):
             recorder.keep_logits(logits[-1])
         states = [cache.state for cache in caches]
         # The logits of a chunk that nobody listens to are never evaluated.
-        built = [states, recorder.arrays(), gate.listen(logits, end)]
+        built = [states, recorder.arrays(), gate.listen(caches, logits, end)]
         mx.async_eval(built)  # type: ignore[no-untyped-call]
         # While the device computes this chunk, the one before goes to the writer's threads.
         landed, flying = flying, recorder.take()
@@ -75,5 +75,6 @@ def compute(
         done = end
         caches.advance(end - caches.tokens)
     recorder.hand_over(flying)
+    gate.replay(caches)
     on_chunk(done, len(ids))
     return time.monotonic() - began

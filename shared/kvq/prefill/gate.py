@@ -12,9 +12,11 @@ from typing import Any
 import mlx.core as mx
 
 from kvq import codec as codecs
-from kvq.cache.refill import refill, through
+from kvq.cache.refill import through
+from kvq.cache.rewind import Rewind
 from kvq.codec.quality import Quality, measure
 from kvq.store.keys import TokenIds
+from kvq.store.space import Leaf
 
 #: At most so many tokens are replayed, and at most a quarter of the prompt.
 REPLAY_TOKENS = 64
@@ -52,6 +54,13 @@ def accepted(codec: str, max_kl: float | None, *, default: str) -> tuple[str, ..
     return tuple(dict.fromkeys((*candidates(codec, max_kl), default, "raw")))
 
 
+def limit_of(codec: str, max_kl: float | None) -> float | None:
+    """The mean KL divergence (nats) up to which a codec passes; None where all do."""
+    if not is_gated(codec, max_kl):
+        return None
+    return DEFAULT_MAX_KL if max_kl is None else max_kl
+
+
 def choose(measured: Mapping[str, Quality], codec: str, limit: float) -> str:
     """The smallest codec that was measured and passes; `raw` when none does."""
     for name in candidates(codec, limit):
@@ -61,17 +70,30 @@ def choose(measured: Mapping[str, Quality], codec: str, limit: float) -> str:
 
 
 class Gate:
-    """Measures `names` (codecs) on one prefill that starts at `begin` tokens.
+    """Measures the codecs `names` on one prefill of `ids`, which starts at `begin` tokens.
 
-    `start` is the position at which the replay begins: never before what is computed anyway.
+    The smallest comes first; where `limit` (nats) is given, those after one that passes are not
+    measured. `start` is where the replay begins: never before what is computed anyway. `leaves`
+    are the model's, as its space describes them.
     """
 
-    def __init__(self, model: Any, ids: TokenIds, names: Sequence[str], begin: int = 0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        ids: TokenIds,
+        names: Sequence[str],
+        leaves: Sequence[Leaf],
+        *,
+        begin: int = 0,
+        limit: float | None = None,
+    ) -> None:
         self.start = max(begin, len(ids) - replay_tokens(len(ids)))
+        self.measured: dict[str, Quality] = {}
         self._model = model
-        self._ids = ids
-        self._names = tuple(names) if self.start < len(ids) else ()
-        self._lossy: dict[str, mx.array] = {}
+        self._tail = ids[self.start :]
+        self._names = tuple(names) if 0 < self.start < len(ids) else ()
+        self._limit = limit
+        self._past = Rewind(leaves, self.start)
         self._exact: list[mx.array] = []
 
     @property
@@ -79,30 +101,33 @@ class Gate:
         """Positions at which a chunk has to end: where the replay begins, if there is one."""
         return (self.start,) if self._names else ()
 
-    def replay(self, caches: Sequence[Any], position: int) -> None:
-        """At `start`, with exact caches: what the model says on rows that went through a codec."""
-        if position != self.start or position == 0:
-            return
-        tail = mx.array(self._ids[self.start :])[None]
-        for name in self._names:
-            copies = refill(self._model, caches, position, through(codecs.get(name)))
-            logits = self._model(tail, cache=copies)[0]
-            mx.eval(logits)
-            self._lossy[name] = logits
+    def begin(self, caches: Sequence[Any], position: int) -> None:
+        """Look at the caches before the first chunk, at `position` tokens."""
+        if self._names:
+            self._past.watch(caches, position)
 
-    def listen(self, logits: mx.array, end: int) -> list[mx.array]:
-        """Take the exact logits [n, vocab] of a chunk that ends at `end`, if it is replayed.
+    def listen(self, caches: Sequence[Any], logits: mx.array, end: int) -> list[mx.array]:
+        """Look at the caches after a chunk that ends at `end`, and at its logits [n, vocab].
 
         Returns what has to be evaluated with the chunk.
         """
-        if end <= self.start or not self._lossy:
+        if not self._names:
             return []
+        self._past.watch(caches, end)
+        if end <= self.start:
+            return self._past.arrays()
         self._exact.append(logits)
-        return [logits]
+        return [*self._past.arrays(), logits]
 
-    def measured(self) -> dict[str, Quality]:
-        """The quality of each codec, by name; nothing where there was nothing to replay."""
+    def replay(self, caches: Sequence[Any]) -> None:
+        """After the last chunk: fill `measured`, with what a resume at `start` would predict."""
         if not self._exact:
-            return {}
+            return
         exact = mx.concatenate(self._exact, axis=0)
-        return {name: measure(exact, lossy) for name, lossy in self._lossy.items()}
+        for name in self._names:
+            lossy = self._past.caches(self._model, caches, through(codecs.get(name)))
+            logits = self._model(mx.array(self._tail)[None], cache=lossy)[0]
+            self.measured[name] = measure(exact, logits)
+            if self._limit is not None and self.measured[name].mean_kl <= self._limit:
+                break
+        self._exact.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -10,16 +11,17 @@ import mlx.core as mx
 from kvq import codec as codecs
 from kvq.cache.container import KVCacheContainer
 from kvq.cache.recorder import Recorder
+from kvq.codec.quality import Quality
 from kvq.errors import PromptTooLong, StoreUnavailable
 from kvq.model.loading import LoadedModel
 from kvq.prefill.compute import OnChunk, Task, compute
-from kvq.prefill.gate import Gate, accepted, candidates, is_gated
+from kvq.prefill.gate import Gate, accepted, candidates, is_gated, limit_of
 from kvq.prefill.memory import PrefixMemory
 from kvq.prefill.publish import on_record, publish
 from kvq.prefill.request import PrefillOutcome, PrefillRequest
 from kvq.prefill.schedule import kept_positions
 from kvq.prefill.spaces import ModelSpaces
-from kvq.prefill.verdict import Verdict, judge, passes
+from kvq.prefill.verdict import judge, passes
 from kvq.store.disk import store_errors
 from kvq.store.hold import hold
 from kvq.store.match import Match, match_in_space
@@ -115,9 +117,11 @@ class Prefiller:
     def _make(self, request: PrefillRequest, on_chunk: OnChunk) -> PrefillOutcome:
         """Prefill, measure, and prefill once more where the gate wants another codec."""
         codec = self._auto if request.codec == "auto" else request.codec
-        outcome, verdict = self._attempt(request, codec, on_chunk)
+        names = candidates(request.codec, request.max_kl) if request.name is not None else ()
+        outcome, measured = self._attempt(request, codec, names, on_chunk)
+        verdict = judge(measured, codec, request)
         if verdict.codec != codec:
-            again, _ = self._attempt(request, verdict.codec, on_chunk)
+            again, _ = self._attempt(request, verdict.codec, (), on_chunk)
             outcome = replace(
                 again,
                 bytes_written=outcome.bytes_written + again.bytes_written,
@@ -128,14 +132,21 @@ class Prefiller:
         return replace(outcome, quality=verdict.quality, notes=(*outcome.notes, *verdict.notes))
 
     def _attempt(
-        self, request: PrefillRequest, codec: str, on_chunk: OnChunk
-    ) -> tuple[PrefillOutcome, Verdict]:
-        """Store the prompt with `codec`; what that did, and what the gate says of the codec."""
+        self, request: PrefillRequest, codec: str, names: Sequence[str], on_chunk: OnChunk
+    ) -> tuple[PrefillOutcome, Mapping[str, Quality]]:
+        """Store the prompt with `codec`; what that did, and the measured quality of `names`."""
         match = self._match(codec, request)
         caches, lossy_prefix = self._start(match, request)
         start = caches.tokens
-        names = candidates(request.codec, request.max_kl) if request.name is not None else ()
-        gate = Gate(self.llm.model, request.token_ids, names, start)
+        assert match.space is not None
+        gate = Gate(
+            self.llm.model,
+            request.token_ids,
+            names,
+            match.space.leaves,
+            begin=start,
+            limit=limit_of(request.codec, request.max_kl),
+        )
         writer = Writer(self.store)
         try:
             try:
@@ -160,7 +171,7 @@ class Prefiller:
             bytes_written=writer.bytes_written,
             seconds=seconds,
         )
-        return outcome, judge(gate.measured(), codec, request)
+        return outcome, gate.measured
 
     def _compute(
         self,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvq.codec.quality import Quality
-from kvq.prefill.gate import DEFAULT_MAX_KL, choose, is_gated
+from kvq.prefill.gate import choose, limit_of
 from kvq.prefill.request import PrefillRequest
 
 
@@ -26,9 +26,9 @@ def judge(measured: Mapping[str, Quality], codec: str, request: PrefillRequest) 
     Where nothing could be measured (a prompt of fewer than 4 tokens, a shared prefix) the codec
     stays, except that `auto` and `max_kl` promise a measurement and so give `raw`.
     """
-    if request.name is None or not is_gated(request.codec, request.max_kl):
+    limit = limit_of(request.codec, request.max_kl)
+    if request.name is None or limit is None:
         return Verdict(codec, _facts(measured, codec))
-    limit = DEFAULT_MAX_KL if request.max_kl is None else request.max_kl
     if not measured:
         return Verdict("raw", None, ("too short to measure a codec's loss: stored raw",))
     chosen = choose(measured, request.codec, limit)
@@ -48,9 +48,9 @@ def passes(
 
     Blocks without a known quality may be those of a codec that the gate refused.
     """
-    if not is_gated(codec, max_kl) or stored == "raw":
+    limit = limit_of(codec, max_kl)
+    if limit is None or stored == "raw":
         return True
-    limit = DEFAULT_MAX_KL if max_kl is None else max_kl
     return quality is not None and quality["mean_kl"] <= limit
 
 

@@ -1,0 +1,100 @@
+"""Caches as they were some tokens ago, exact or as a codec gives them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from kvq.cache.adapters import Rows, adapter_of
+from kvq.cache.groups import groups_of
+from kvq.cache.leaves import leaf_caches
+from kvq.cache.refill import Transform
+from kvq.cache.rows import GroupRows
+from kvq.store.keys import BLOCK
+from kvq.store.space import Leaf
+
+
+class Rewind:
+    """Takes from caches that go on what `caches` needs to make others that end at `start` tokens.
+
+    Full layers keep every row themselves. Of windows the rows are taken, from the first block of
+    which `start` sees a token, and those past `start` too: a codec sees whole blocks, as in a file.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], start: int) -> None:
+        self.start = start
+        self._windows = [GroupRows(one) for one in groups_of(leaves) if one.record == "window"]
+        self._first: dict[int, Rows] = {}
+        self._states: dict[int, list[mx.array | None]] = {}
+
+    def watch(self, caches: Sequence[Any], position: int) -> None:
+        """Take what is new in `caches`, which are at `position` tokens. Lazy.
+
+        Call it before the first chunk and after each; a chunk has to end at `start`.
+        """
+        leaves = leaf_caches(caches)
+        for rows in self._windows:
+            low = max(0, self.start - rows.group.window) // BLOCK * BLOCK
+            if position > low:
+                rows.take(leaves, position - max(low, rows.end), position)
+        if position != self.start:
+            return
+        for index, leaf in enumerate(leaves):
+            adapter = adapter_of(leaf)
+            if adapter is None:
+                self._states[index] = _copies(leaf.cache)
+            elif leaf.keys is not None and (keep := adapter.window(leaf)[1]):
+                keys, values = adapter.rows(leaf)
+                self._first[index] = Rows(keys[:, :, :keep], values[:, :, :keep])
+
+    def arrays(self) -> list[mx.array]:
+        """What was taken: evaluate it with the chunk."""
+        states = [array for state in self._states.values() for array in state if array is not None]
+        firsts = [side for rows in self._first.values() for side in rows]
+        return [*states, *firsts, *(array for rows in self._windows for array in rows.arrays())]
+
+    def caches(self, model: Any, caches: Sequence[Any], change: Transform) -> Sequence[Any]:
+        """New caches of `model` at `start`, from those that were watched, their rows changed. Lazy.
+
+        Recurrent states are as they were.
+        """
+        windows = self._changed(change)
+        copies: Sequence[Any] = make_prompt_cache(model)
+        pairs = zip(leaf_caches(caches), leaf_caches(copies), strict=True)
+        for index, (old, new) in enumerate(pairs):
+            adapter = adapter_of(old)
+            if adapter is None:
+                new.cache = _copies(self._states[index])
+            elif index in windows:
+                adapter.fill(new, windows[index], self.start)
+            elif old.keys is not None:
+                whole = (change(side, 0)[:, :, : self.start] for side in adapter.rows(old))
+                adapter.fill(new, Rows(*whole), self.start)
+        return copies
+
+    def _changed(self, change: Transform) -> dict[int, Rows]:
+        """Of each window leaf the rows that `start` sees."""
+        found = {}
+        for rows in self._windows:
+            window, keep, low = rows.group.window, rows.group.keep, rows.low
+            # A window that is full has the prompt's first tokens before a gap.
+            newest = window - keep if self.start > window else self.start
+            cut = slice(max(0, self.start - newest - low), self.start - low)
+            sides = [change(side, low)[:, :, cut] for side in rows.between(low, rows.end)]
+            for number, leaf in enumerate(rows.group.leaves):
+                own = [side[number : number + 1] for side in sides]
+                if keep and self.start > window:
+                    pairs = zip(self._first[leaf], own, strict=True)
+                    own = [
+                        mx.concatenate([change(first, 0), side], axis=2) for first, side in pairs
+                    ]
+                found[leaf] = Rows(*own)
+        return found
+
+
+def _copies(state: Sequence[mx.array | None]) -> list[mx.array | None]:
+    """Arrays of their own, for a model may write into those of its cache."""
+    return [None if array is None else mx.array(array) for array in state]
