@@ -43,6 +43,11 @@ class Server:
             time.sleep(0.02)
         raise TimeoutError((self.folder / "log").read_text())
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """End it without any chance to save."""
         assert self._process is not None

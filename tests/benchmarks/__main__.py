@@ -63,6 +63,33 @@ def match(blocks: int, tokens: int, runs: int, folder: str | None) -> None:
     run(blocks, tokens, runs=runs, folder=folder)
 
 
+_plot = click.option(
+    "--plot", type=click.Path(path_type=Path), help="PNG to draw (needs matplotlib)."
+)
+
+
+@main.command("restore-plot")
+@click.argument("sizes", nargs=-1, required=True)
+@_codec
+@_runs
+@_folder
+@_plot
+def restore_plot(
+    sizes: tuple[str, ...], codec: str, runs: int, folder: str | None, plot: Path | None
+) -> None:
+    """Restore against stock by tokens; SIZES are like gemma3-270m:1024,2048."""
+    from benchmarks.restore_plot import run
+
+    pairs = [one.partition(":") for one in sizes]
+    run(
+        [(shape, _numbers(lengths)) for shape, _, lengths in pairs],
+        codec=codec,
+        runs=runs,
+        folder=folder,
+        plot=plot,
+    )
+
+
 _model = click.option("--model", default=".demo/gemma-3-270m", show_default=True)
 _text = click.option("--text", type=click.Path(path_type=Path), default=Path("LICENSE"))
 
@@ -72,12 +99,30 @@ _text = click.option("--text", type=click.Path(path_type=Path), default=Path("LI
 @_codec
 @_runs
 @_text
-@click.option("--lengths", default="256,512,1024,2048", show_default=True)
-def ttft(model: str, codec: str, runs: int, text: Path, lengths: str) -> None:
+@click.option("--lengths", default="256,512,1024,2048,4096,8192", show_default=True)
+@click.option("--cold-seconds", default=60.0, show_default=True, help="No cold run longer than it.")
+@_plot
+def ttft(
+    model: str,
+    codec: str,
+    runs: int,
+    text: Path,
+    lengths: str,
+    cold_seconds: float,
+    plot: Path | None,
+) -> None:
     """Time to the first token, cold and resumed."""
     from benchmarks.ttft import run
 
-    run(model, [int(one) for one in lengths.split(",")], codec=codec, runs=runs, text=text)
+    run(
+        model,
+        _numbers(lengths),
+        codec=codec,
+        runs=runs,
+        text=text,
+        cold_seconds=cold_seconds,
+        plot=plot,
+    )
 
 
 @main.command("shared-prefix")
@@ -91,6 +136,19 @@ def shared_prefix(model: str, codec: str, text: Path, prompts: int, tokens: int)
     from benchmarks.shared_prefix import run
 
     run(model, prompts, tokens, codec=codec, text=text)
+
+
+@main.command()
+@click.option("--workers", default="1,2,4,8,16", show_default=True, help="How many, in turn.")
+@click.option("--prompts", default=1000, show_default=True)
+@click.option("--rate", default=1000.0, show_default=True, help="Tokens/s of a worker's prefill.")
+@click.option("--alone", type=float, help="Seconds of one worker, where it was measured before.")
+@_folder
+def fleet(workers: str, prompts: int, rate: float, alone: float | None, folder: str | None) -> None:
+    """A batch on ever more workers, whose model sleeps in place of a large one."""
+    from benchmarks.fleet import run
+
+    run(_numbers(workers), prompts, rate=rate, alone=alone, folder=folder)
 
 
 @main.command()
@@ -110,12 +168,16 @@ def gate(model: str, tokens: int, codecs: str, runs: int, folder: str | None) ->
 @_model
 @click.option("--tokens", default=2048, show_default=True, help="Tokens of each text.")
 @click.option("--tail", default=256, show_default=True, help="Predictions compared in each.")
-@click.option("--plot", type=click.Path(path_type=Path), help="PNG to draw (needs matplotlib).")
+@_plot
 def quality(model: str, tokens: int, tail: int, plot: Path | None) -> None:
     """How far codecs move a model's predictions, beside mlx-lm's own quantized caches."""
     from benchmarks.quality import run
 
     run(model, tokens=tokens, tail=tail, plot=plot)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
 
 
 if __name__ == "__main__":

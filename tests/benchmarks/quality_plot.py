@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.picture import save
+
 if TYPE_CHECKING:
     from benchmarks.quality import Row
 
@@ -49,14 +51,4 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axis.grid(alpha=0.3, which="major")
         axis.spines[["top", "right"]].set_visible(False)
     left.set_xlabel("KL divergence of a prediction, nats")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    _made_small(path)
-
-
-def _made_small(path: Path) -> None:
-    """Few colors are enough, and a checked-in picture stays for ever."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        image.convert("RGB").quantize(48).save(path, optimize=True)
+    save(figure, path)
