@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import kvq.cache.restore  # noqa: F401  here, so that the first prompt does not wait for it
 from kvq.cache.container import KVCacheContainer
 from kvq.errors import UsageError
 from kvq.generate.iterator import TokenIterator
