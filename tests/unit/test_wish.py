@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kvq.store.keys import pack
 from kvq.store.names import valid_name
 from kvq_producer.plan import Group, TokenizedPrompt, make_plan
 from kvq_producer.prompts import Faults, Prompt
+from kvq_producer.submit.garbage import seldom_collected
 from kvq_producer.submit.intake import Intake
 from kvq_producer.submit.jobs import Work
 from kvq_producer.submit.lookup import whole_key
@@ -163,3 +165,15 @@ def test_entries_answer_every_custom_id_in_the_order_of_the_file(work: Callable[
     assert [one.tokens for one in prefixes] == [600]
     total = sum(one.work for one in (*prompts, *prefixes))
     assert total == made.intake.plan.totals.prefill_tokens
+
+
+def test_python_looks_for_garbage_seldom_and_then_as_before() -> None:
+    before = gc.get_threshold()
+    try:
+        for given, inside in ((700, 100_000), (200_000, 200_000), (0, 0)):
+            gc.set_threshold(given, 5, 7)
+            with seldom_collected():
+                assert gc.get_threshold() == (inside, 5, 7)
+            assert gc.get_threshold() == (given, 5, 7)
+    finally:
+        gc.set_threshold(*before)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvq.store.store import Store
-from kvq_producer.plan import Plan, TokenizedPrompt, make_plan
+from kvq_producer.plan import Group, Plan, TokenizedPrompt, make_plan
 from kvq_producer.prompts import Faults, Prompt, PromptFile, open_prompts
+from kvq_producer.submit.garbage import seldom_collected
 from kvq_producer.submit.lookup import Lookup
 from kvq_producer.submit.wish import Wanted, Wish
 from kvq_producer.tokenize import tokenize
@@ -30,6 +31,7 @@ class Intake:
     faults: Faults
 
 
+@seldom_collected()
 def take_in(
     path: str,
     wish: Wish,
@@ -69,12 +71,17 @@ def take_in(
 
 def _prompts(file: PromptFile, wish: Wish, wanted: dict[str, Wanted]) -> Iterator[TokenizedPrompt]:
     prompts: Iterable[Prompt] = file
+    # What a group is takes a look at the disk.
+    groups: dict[tuple[str, str | None], Group] = {}
     for one in tokenize(prompts, wish.model, faults=file.faults):
         prompt = one.prompt
         wanted[prompt.custom_id] = Wanted.of(prompt, one.keep, wish)
+        which = one.model, prompt.codec
+        if which not in groups:
+            groups[which] = wish.group(one.model, prompt)
         yield TokenizedPrompt(
             custom_id=prompt.custom_id,
-            group=wish.group(one.model, prompt),
+            group=groups[which],
             ids=one.ids,
             priority=prompt.priority,
         )

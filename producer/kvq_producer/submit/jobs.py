@@ -31,7 +31,7 @@ class Work:
     @cached_property
     def ids(self) -> tuple[str, ...]:
         """Ids of all jobs, in the order of the plan."""
-        return tuple(self._bare(job).job_id(job.key) for job in self.intake.plan.jobs)
+        return tuple(self._message(job).job_id(job.key) for job in self.intake.plan.jobs)
 
     @cached_property
     def _shared(self) -> frozenset[int]:
@@ -50,14 +50,12 @@ class Work:
             job = plan.jobs[place]
             base = place if place in self._shared else job.parent
             prefix = self.prefix(base) if base in self._shared and base is not None else None
-            message = self._bare(job)
             shared_tokens = prefix.tokens if prefix else 0
             tail = plan.packed(job, shared_tokens) if shared_tokens < job.tokens else b""
-            whole = PrefillMessage(**{**vars(message), "prefix": prefix, "tail": tail})
             yield (
                 JobToEnqueue(
                     id=self.ids[place],
-                    message=whole,
+                    message=self._message(job, prefix, tail),
                     parents=() if job.parent is None else (self.ids[job.parent],),
                     front=job.priority > 0,
                     trust=not self.again and not self._looked_up(job),
@@ -116,8 +114,10 @@ class Work:
                 )
         return [of_prompt[one] for one in self.intake.wanted if one in of_prompt], prefixes
 
-    def _bare(self, job: PlannedJob) -> PrefillMessage:
-        """The job's message without its token ids."""
+    def _message(
+        self, job: PlannedJob, prefix: SharedPrefix | None = None, tail: bytes = b""
+    ) -> PrefillMessage:
+        """The job's message; its id can be told without token ids."""
         wanted = self._wanted(job.custom_ids)
         caches, _ = caches_of(wanted, job.group, job.key)
         keep = {*job.keep, *(position for one in wanted for position in one.keep)}
@@ -126,6 +126,8 @@ class Work:
             adapter=job.group.adapter,
             store=self.wish.store,
             codec=job.group.codec,
+            prefix=prefix,
+            tail=tail,
             caches=caches,
             keep=tuple(sorted(keep)),
             window_records=self.wish.window_records,

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvq.queue import keys, scripts
 from kvq.queue.batch import Batch, BatchFacts, new_id
-from kvq.queue.enqueue import Enqueuer, run_script
+from kvq.queue.enqueue import Enqueuer, JobToEnqueue, run_script
 from kvq.queue.shared_ids import SharedPrefix
 from kvq.settings import Settings
+from kvq.store.parallel import ordered
 from kvq_producer.plan import PlannedJob
+from kvq_producer.submit.garbage import seldom_collected
 from kvq_producer.submit.intake import Intake
 from kvq_producer.submit.jobs import Work
 from kvq_producer.submit.wish import Wish
 
-#: Jobs in one round trip, and bytes of token ids, so that neither side holds much at once.
+#: Jobs in one round trip, and bytes of token ids, so that neither side holds much at once: three
+#: trips may be made ahead.
 _JOBS = 500
-_BYTES = 16 << 20
+_BYTES = 4 << 20
 #: How often a batch is looked over for jobs that a restart of the server lost.
 _CHECKS = 3
 
@@ -33,6 +36,7 @@ class Sent:
     words: Counter[str]
 
 
+@seldom_collected()
 def send(
     connection: Any,
     intake: Intake,
@@ -95,19 +99,29 @@ def missing_jobs(connection: Any, job_ids: Sequence[str]) -> int:
 def _enqueue(enqueuer: Enqueuer, work: Work, on_progress: Callable[[int], None]) -> Counter[str]:
     words: Counter[str] = Counter()
     kept: set[SharedPrefix] = set()
-    jobs, start = work.intake.plan.jobs, 0
-    while start < len(jobs):
-        stop = _end_of_trip(jobs, start)
-        pairs = list(work.jobs(start, stop))
+
+    def load(trip: tuple[int, int]) -> tuple[list[JobToEnqueue], list[tuple[SharedPrefix, bytes]]]:
+        pairs = list(work.jobs(*trip))
+        jobs = [job for job, _ in pairs]
+        for job in jobs:
+            job.payload  # noqa: B018
         new = {prefix for _, prefix in pairs if prefix is not None} - kept
-        kept |= new
-        said = enqueuer.enqueue(
-            [job for job, _ in pairs], [(prefix, work.packed(prefix)) for prefix in new]
-        )
-        words.update(said)
-        on_progress(len(pairs))
-        start = stop
+        kept.update(new)
+        return jobs, [(prefix, work.packed(prefix)) for prefix in new]
+
+    # While the server takes one trip in, the next is made.
+    for _, (jobs, prefixes) in ordered(load, _trips(work.intake.plan.jobs), threads=1):
+        words.update(enqueuer.enqueue(jobs, prefixes))
+        on_progress(len(jobs))
     return words
+
+
+def _trips(jobs: Sequence[PlannedJob]) -> Iterator[tuple[int, int]]:
+    """The places at which each trip starts and before which it ends."""
+    stop = 0
+    while stop < len(jobs):
+        start, stop = stop, _end_of_trip(jobs, stop)
+        yield start, stop
 
 
 def _end_of_trip(jobs: Sequence[PlannedJob], start: int) -> int:

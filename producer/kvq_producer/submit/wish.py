@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,6 +16,7 @@ from kvq_producer.plan import Group
 from kvq_producer.prompts import Prompt
 
 _LONGEST_WORD = 60
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,5 +128,4 @@ def _place(name: str) -> str:
 
 
 def _file_word(custom_id: str) -> str:
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in custom_id)
-    return kept.strip("-._")[:_LONGEST_WORD] or "prompt"
+    return _FOREIGN.sub("-", custom_id).strip("-._")[:_LONGEST_WORD] or "prompt"
