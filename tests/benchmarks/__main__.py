@@ -69,15 +69,24 @@ _plot = click.option(
 
 
 @main.command("restore-plot")
-@click.argument("sizes", nargs=-1, required=True)
+@click.argument("sizes", nargs=-1)
 @_codec
 @_runs
 @_folder
+@click.option("--rows", type=click.Path(path_type=Path), help="JSON of the timings.")
 @_plot
 def restore_plot(
-    sizes: tuple[str, ...], codec: str, runs: int, folder: str | None, plot: Path | None
+    sizes: tuple[str, ...],
+    codec: str,
+    runs: int,
+    folder: str | None,
+    rows: Path | None,
+    plot: Path | None,
 ) -> None:
-    """Restore against stock by tokens; SIZES are like gemma3-270m:1024,2048."""
+    """Restore against stock by tokens; SIZES are like gemma3-270m:1024,2048.
+
+    Without SIZES, what is in the file of --rows is drawn.
+    """
     from benchmarks.restore_plot import run
 
     pairs = [one.partition(":") for one in sizes]
@@ -86,6 +95,7 @@ def restore_plot(
         codec=codec,
         runs=runs,
         folder=folder,
+        rows_file=rows,
         plot=plot,
     )
 

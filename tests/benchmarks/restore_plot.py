@@ -5,9 +5,11 @@ Needs matplotlib, which nothing but the pictures does.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import Timing, show
 from benchmarks.picture import new_axes, save
@@ -31,17 +33,30 @@ def run(
     codec: str,
     runs: int,
     folder: str | None,
+    rows_file: Path | None,
     plot: Path | None,
 ) -> None:
-    """Print a table for each shape and length of `sizes`, and draw them all."""
-    rows = []
+    """Print a table for each shape and length of `sizes`, and draw them all.
+
+    The timings go to `rows_file`, so that another machine can draw them; without `sizes` they are
+    those found there.
+    """
+    rows: list[Row] = []
     for shape, lengths in sizes:
         for tokens in lengths:
             timings = measure(shape, tokens, codec=codec, runs=runs, folder=folder, cold=False)
             rows.append(Row(shape=shape, tokens=tokens, timings=timings))
             show(f"restore {shape} {tokens} tokens {codec}", timings, against=STOCK)
+    if rows_file is not None and rows:
+        rows_file.write_text(json.dumps([asdict(row) for row in rows]))
+    elif rows_file is not None:
+        rows = [_row(**found) for found in json.loads(rows_file.read_text())]
     if plot is not None:
         draw(rows, plot)
+
+
+def _row(shape: str, tokens: int, timings: Sequence[dict[str, Any]]) -> Row:
+    return Row(shape=shape, tokens=tokens, timings=[Timing(**one) for one in timings])
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
