@@ -40,18 +40,28 @@ class Asked:
 
         Raises UsageError for what is not a prompt, and what loading a tokenizer raises.
         """
+        form = self.form()
         if self.token_ids is not None:
-            return ids_of_json(self.token_ids.read())
+            ids: TokenIds = form["prompt"]
+            return ids
         from kvq.model.chat import encode_messages, encode_text
 
         tokenizer = _tokenizer(folder)
         if self.messages is not None:
-            chat = _chat(_json(self.messages.read(), "--messages"))
-            if self.chat_template_kwargs is not None:
-                kwargs = _json(self.chat_template_kwargs, "--chat-template-kwargs")
-                chat["chat_template_kwargs"] = kwargs
-            return encode_messages(tokenizer, **chat)
-        return encode_text(tokenizer, self._text())
+            return encode_messages(tokenizer, **form)
+        return encode_text(tokenizer, form["prompt"])
+
+    def form(self) -> dict[str, Any]:
+        """The prompt as `LLM.stream` takes it. Raises UsageError for what is none."""
+        if self.token_ids is not None:
+            return {"prompt": ids_of_json(self.token_ids.read())}
+        if self.messages is None:
+            return {"prompt": self._text()}
+        chat = _chat(_json(self.messages.read(), "--messages"))
+        if self.chat_template_kwargs is not None:
+            kwargs = _json(self.chat_template_kwargs, "--chat-template-kwargs")
+            chat["chat_template_kwargs"] = kwargs
+        return chat
 
     def _text(self) -> str:
         if self.prompt is not None:

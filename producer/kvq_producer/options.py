@@ -142,3 +142,31 @@ def prompts_options(function: Function) -> Function:
     ):
         function = option(function)
     return function
+
+
+def asked_options(function: Function) -> Function:
+    """The one prompt of a command line, in one of several forms: arguments of `Asked`."""
+    for option in reversed(
+        [
+            click.option("--prompt", "-p", help="The prompt, as text."),
+            click.option(
+                "--prompt-file", type=click.File("rb"), help="File with the prompt's text."
+            ),
+            click.option(
+                "--messages",
+                type=click.File("rb"),
+                help="JSON file: chat messages, or these and tools.",
+            ),
+            click.option(
+                "--stdin", "from_stdin", is_flag=True, help="Read the prompt's text from stdin."
+            ),
+            click.option(
+                "--token-ids", type=click.File("rb"), help="JSON file: the list of token ids."
+            ),
+            click.option(
+                "--chat-template-kwargs", metavar="JSON", help="Given to the chat template."
+            ),
+        ]
+    ):
+        function = option(function)
+    return function

@@ -16,7 +16,7 @@ from tinymodel import tiny_model
 
 from kvq.errors import KvqError
 from kvq.exchange.texts import ids_of_text
-from kvq.model.tokenizer import encode_text
+from kvq.model.tokenizer import encode_text, load_tokenizer
 from kvq.stock import read_prompt_cache
 from kvq.store import Store
 from kvq_producer.cli import cli
@@ -80,6 +80,16 @@ def test_text_resumes_from_it(imported: tuple[Path, dict], model: Path) -> None:
     cold = json.loads(kvq(*arguments).stdout)
     assert warm["reused_tokens"] >= facts["tokens"] - 2
     assert warm["text"] == cold["text"]
+
+
+def test_a_prompt_is_generated_from_in_any_form(model: Path, tmp_path: Path) -> None:
+    listed, text = tmp_path / "ids.json", tmp_path / "text.txt"
+    listed.write_text(json.dumps(encode_text(load_tokenizer(model), TEXT).tolist()))
+    text.write_text(TEXT)
+    arguments = ("generate", "--model", model, "--json", "-n", 4)
+    forms = (("--prompt", TEXT), ("--prompt-file", text), ("--token-ids", listed))
+    facts = [json.loads(kvq(*arguments, *form).stdout) for form in forms]
+    assert len({(one["text"], one["prompt_tokens"]) for one in facts}) == 1
 
 
 def test_what_is_exported_comes_back_without_any_ids(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvq.errors import MissingExtra, UsageError
+from kvq.errors import MissingExtra
+from kvq_producer import options
 
 if TYPE_CHECKING:
     from kvq.generate.llm import LLM, StreamStats
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 @click.option("--model", "-m", required=True, help="Model folder or hub id.")
 @click.option("--store", "-s", envvar="KVQ_STORE", help="The store to resume from.")
 @click.option("--adapter", help="Folder of a LoRA adapter.")
-@click.option("--prompt", "-p", help="The prompt, as text.")
-@click.option("--messages", type=click.File("rb"), help="JSON file with a list of chat messages.")
-@click.option("--stdin", "from_stdin", is_flag=True, help="Read the prompt's text from stdin.")
-@click.option("--chat-template-kwargs", metavar="JSON", help="Given to the chat template.")
+@options.asked_options
 @click.option("--max-tokens", "-n", default=100, show_default=True, type=click.IntRange(1))
 @click.option("--temperature", "-t", default=0.0, show_default=True, type=click.FloatRange(0))
 @click.option("--seed", type=int, help="Seed of the sampler.")
@@ -38,10 +35,6 @@ def generate(
     model: str,
     store: str | None,
     adapter: str | None,
-    prompt: str | None,
-    messages: BinaryIO | None,
-    from_stdin: bool,
-    chat_template_kwargs: str | None,
     max_tokens: int,
     temperature: float,
     seed: int | None,
@@ -50,12 +43,17 @@ def generate(
     live: bool,
     compare_cold: bool,
     as_json: bool,
+    **prompt: Any,
 ) -> None:
     """Generate text after a prompt, reusing what the store has of it.
 
     Text goes to standard output; what was reused, and how fast it was, to standard error.
     """
-    asked = _asked(prompt, messages, from_stdin, chat_template_kwargs)
+    from kvq_producer.asked import Asked
+
+    given = Asked(**prompt)
+    given.check()
+    asked = given.form()
     llm = _open(model, store, adapter, seed)
     asked |= {"codecs": codecs or None, "temperature": temperature}
     text = ""
@@ -72,34 +70,6 @@ def generate(
     else:
         click.echo()
         click.echo(_summary(warm, cold), err=True)
-
-
-def _asked(
-    prompt: str | None, messages: BinaryIO | None, from_stdin: bool, kwargs: str | None
-) -> dict[str, Any]:
-    """The prompt in the form that `LLM.stream` takes."""
-    if (prompt is not None) + (messages is not None) + from_stdin != 1:
-        raise UsageError("give exactly one of --prompt, --messages and --stdin")
-    if messages is not None:
-        asked: dict[str, Any] = {"messages": _json(messages.read(), "--messages")}
-        if kwargs is not None:
-            asked["chat_template_kwargs"] = _json(kwargs, "--chat-template-kwargs")
-        return asked
-    if kwargs is not None:
-        raise UsageError("--chat-template-kwargs goes with --messages")
-    if prompt is None:
-        try:
-            prompt = sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not UTF-8 (byte {error.start})") from error
-    return {"prompt": prompt}
-
-
-def _json(text: str | bytes, option: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{option} is not JSON: {error}") from error
 
 
 def _open(model: str, store: str | None, adapter: str | None, seed: int | None) -> LLM:

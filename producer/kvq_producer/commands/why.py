@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,28 +18,16 @@ if TYPE_CHECKING:
 @options.store
 @click.option("--model", "-m", required=True, help="Model folder or hub id.")
 @click.option("--adapter", help="Folder of a LoRA adapter.")
-@click.option("--prompt", "-p", help="The prompt, as text.")
-@click.option("--prompt-file", type=click.File("rb"), help="File with the prompt's text.")
-@click.option(
-    "--messages", type=click.File("rb"), help="JSON file: chat messages, or these and tools."
-)
-@click.option("--stdin", "from_stdin", is_flag=True, help="Read the prompt's text from stdin.")
-@click.option("--token-ids", type=click.File("rb"), help="JSON file: the list of token ids.")
-@click.option("--chat-template-kwargs", metavar="JSON", help="Given to the chat template.")
+@options.asked_options
 @click.option("--codec", "codecs", multiple=True, help="Only spaces of this codec (repeatable).")
 @options.as_json
 def why(
     store: str,
     model: str,
     adapter: str | None,
-    prompt: str | None,
-    prompt_file: IO[bytes] | None,
-    messages: IO[bytes] | None,
-    from_stdin: bool,
-    token_ids: IO[bytes] | None,
-    chat_template_kwargs: str | None,
     codecs: tuple[str, ...],
     as_json: bool,
+    **prompt: Any,
 ) -> None:
     """Say how much of a prompt the store can resume, and why it is not more.
 
@@ -52,14 +40,7 @@ def why(
     from kvq.store.why import why as explain
     from kvq_producer.asked import Asked, decoder
 
-    asked = Asked(
-        prompt=prompt,
-        prompt_file=prompt_file,
-        messages=messages,
-        from_stdin=from_stdin,
-        token_ids=token_ids,
-        chat_template_kwargs=chat_template_kwargs,
-    )
+    asked = Asked(**prompt)
     asked.check()
     opened = Store(store)
     folder = resolve(model)
