@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvq import codec as codecs
+from kvq.cache.device import is_discrete
 from kvq.cache.dtypes import from_safetensors, to_array
 from kvq.cache.groups import Group, tensor_name
 from kvq.cache.landing import Coded, Landing
-from kvq.cache.staging import STAGING, Slot, is_discrete, tensor_in
+from kvq.cache.staging import STAGING, Slot, tensor_in
 from kvq.codec import LayerCoding
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import Header, TensorInfo, read_data, read_into

@@ -6,7 +6,7 @@ evaluated together with the chunk, and hands their memory to the writer's thread
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from kvq import codec as codecs
+from kvq.cache.coding import encode_blocks
 from kvq.cache.dtypes import safetensors_name
 from kvq.cache.groups import describe_group, groups_of, tensor_name
 from kvq.cache.leaves import leaf_caches
@@ -93,14 +94,18 @@ class Recorder:
         for rows in self._rows:
             rows.take(leaves, position - self.position, position)
         self.position = position
-        while (start := len(self._chain) * BLOCK) + BLOCK <= position:
+        first = len(self._chain)
+        for start in range(first * BLOCK, position - BLOCK + 1, BLOCK):
             self._chain.append(self._name(start, start + BLOCK))
-            self._build_rows(self._chain[-1], start, start + BLOCK)
-            for rows in self._rows:
-                rows.drop_before(start + BLOCK)
+        self._build_blocks(first)
+        for rows in self._rows:
+            rows.drop_before(len(self._chain) * BLOCK)
         is_kept = position in self._kept
         if position % BLOCK and (position == len(self._ids) or (is_kept and self._needs.state)):
-            self._build_rows(self._leaf(), len(self._chain) * BLOCK, position)
+            block, start = self._leaf(), len(self._chain) * BLOCK
+            if not touch(block_path(self._folder, block)):
+                self._build_groups("kv", block, start, position, start)
+            self._build_window(block, start, position)
         if self._needs.state:
             self._build_state(leaves, is_kept)
 
@@ -160,9 +165,38 @@ class Recorder:
 
     # Records
 
-    def _build_rows(self, block: BlockName, start: int, stop: int) -> None:
-        if not touch(block_path(self._folder, block)):
-            self._build_groups("kv", block, start, stop, start)
+    def _build_blocks(self, first: int) -> None:
+        """The files of the full blocks from number `first` on, as far as the store lacks them."""
+        missing = [
+            number
+            for number in range(first, len(self._chain))
+            if not touch(block_path(self._folder, self._chain[number]))
+        ]
+        for run in _runs(missing):
+            self._build_kv(run)
+        for number in range(first, len(self._chain)):
+            self._build_window(self._chain[number], number * BLOCK, (number + 1) * BLOCK)
+
+    def _build_kv(self, numbers: range) -> None:
+        """The `kv` files of full blocks in a row."""
+        start, stop = numbers.start * BLOCK, numbers.stop * BLOCK
+        arrays: list[dict[str, mx.array]] = [{} for _ in numbers]
+        described: list[dict[str, Any]] = []
+        for rows in self._rows:
+            if rows.group.record != "kv":
+                continue
+            codings = {}
+            for (side, _), array in zip(rows.group.sides(), rows.between(start, stop), strict=True):
+                codings[side] = self._codec.plan(array.shape[-1])
+                blocks = encode_blocks(self._codec, array, 0 if start else SINK_TOKENS)
+                for named, parts in zip(arrays, blocks, strict=True):
+                    for part, encoded in parts.items():
+                        named[tensor_name(len(described), side, part)] = encoded
+            described.append(describe_group(rows.group, codings))
+        for number, named in zip(numbers, arrays, strict=True):
+            self._build("kv", self._chain[number], number * BLOCK, named, described)
+
+    def _build_window(self, block: BlockName, start: int, stop: int) -> None:
         windows = [rows for rows in self._rows if rows.group.record == "window"]
         if not windows:
             return
@@ -272,6 +306,15 @@ class Recorder:
         self._checkpoints = [one for one in self._checkpoints if one[0] > before]
         for path in passed:
             _remove(path)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[range]:
+    """Ascending numbers as ranges without gaps."""
+    start = 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            yield range(numbers[start], numbers[index - 1] + 1)
+            start = index
 
 
 def _words(array: mx.array) -> mx.array:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvq.cache.card import copy_to_host, lock, map_memory
+from kvq.cache.device import is_discrete
 from kvq.cache.dtypes import from_safetensors
 from kvq.store.blockfile import TensorInfo
 
@@ -131,12 +132,6 @@ class Staging:
 
 #: The buffers of this process.
 STAGING = Staging()
-
-
-def is_discrete() -> bool:
-    """Whether arrays live on a graphics card with memory of its own."""
-    on_gpu: bool = mx.default_device() == mx.Device(mx.gpu)
-    return on_gpu and not mx.metal.is_available()
 
 
 class Outgoing:

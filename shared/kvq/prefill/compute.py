@@ -10,10 +10,14 @@ from typing import Any
 import mlx.core as mx
 
 from kvq.cache.container import KVCacheContainer
+from kvq.cache.device import memory_bytes
 from kvq.cache.recorder import BuiltFile, Recorder
 from kvq.prefill.gate import Gate
 from kvq.prefill.schedule import chunk_ends
 from kvq.store.keys import TokenIds
+
+#: The part of the device's memory that one chunk's free buffers may be of, for the next to use.
+_SPARE_PART = 8
 
 #: Called with (tokens done, tokens in all).
 OnChunk = Callable[[int, int], None]
@@ -45,6 +49,7 @@ def compute(
     if start:
         recorder.begin(caches, start)
         gate.begin(caches, start)
+    spare = memory_bytes() // _SPARE_PART
     began = time.monotonic()
     on_chunk(start, len(ids))
     ends = chunk_ends(
@@ -58,20 +63,23 @@ def compute(
     flying: list[BuiltFile] = []
     for end in ends:
         logits = task.model(mx.array(ids[done:end])[None], cache=caches)[0]
+        # The logits of a chunk that nobody listens to are never evaluated.
+        states = [[cache.state for cache in caches], gate.listen(caches, logits, end)]
+        mx.async_eval(states)  # type: ignore[no-untyped-call]
+        # While the device computes, the chunk's files are built, and those of the one before go to
+        # the writer's threads.
         recorder.capture(caches, end)
         if task.keep_logits and end == len(ids):
             recorder.keep_logits(logits[-1])
-        states = [cache.state for cache in caches]
-        # The logits of a chunk that nobody listens to are never evaluated.
-        built = [states, recorder.arrays(), gate.listen(caches, logits, end)]
+        built = recorder.arrays()
         mx.async_eval(built)  # type: ignore[no-untyped-call]
-        # While the device computes this chunk, the one before goes to the writer's threads.
         landed, flying = flying, recorder.take()
         recorder.hand_over(landed)
         if done > start:
             on_chunk(done, len(ids))
-        mx.eval(states)
-        mx.clear_cache()
+        mx.eval(states, built)
+        if mx.get_cache_memory() > spare:
+            mx.clear_cache()
         done = end
         caches.advance(end - caches.tokens)
     recorder.hand_over(flying)

@@ -23,7 +23,7 @@ from kvq.prefill.schedule import kept_positions
 from kvq.prefill.spaces import ModelSpaces
 from kvq.prefill.verdict import judge, passes
 from kvq.store.disk import store_errors
-from kvq.store.hold import hold
+from kvq.store.hold import hold, touch
 from kvq.store.match import Match, match_in_space
 from kvq.store.space import Space
 from kvq.store.store import Store
@@ -76,52 +76,61 @@ class Prefiller:
         began = time.monotonic()
         self._check_length(len(request.token_ids))
         for _ in range(_TRIES):
-            outcome = self._find(request) or self._make(request, on_chunk)
+            looked: dict[str, Match] = {}
+            outcome, match = self._find(request, looked) or self._make(request, looked, on_chunk)
             outcome = replace(outcome, seconds=time.monotonic() - began)
-            if self._publish(request, outcome):
+            if self._publish(request, match, outcome):
                 return outcome
         raise StoreUnavailable(
             f"{self.store.path}: blocks vanish while they are in use: is a sweep running with too "
             "short a grace period?"
         )
 
-    def _publish(self, request: PrefillRequest, outcome: PrefillOutcome) -> bool:
+    def _publish(self, request: PrefillRequest, match: Match, outcome: PrefillOutcome) -> bool:
         """Hold what was found or written, and say so in a manifest; False when some of it is gone.
 
-        A sweep may have taken old blocks that no manifest named while the rest was computed.
+        A sweep may have taken old blocks that no manifest names since the match.
         """
-        match = self._match(outcome.codec, request)
-        if not _is_stored(match, request):
-            return False
-        if request.name is None:
-            with store_errors(self.store.path):
+        with store_errors(self.store.path):
+            if not all(touch(header.path) for header in match.plan.files()):
+                return False
+            if request.name is None:
                 return hold(self.store.space_folder(self.spaces.of(outcome.codec)), match.blocks())
         return publish(self.store, self.llm, request, match, outcome)
 
-    def _find(self, request: PrefillRequest) -> PrefillOutcome | None:
-        """What is stored already, in a codec that the request accepts; None when it is not."""
+    def _find(
+        self, request: PrefillRequest, looked: dict[str, Match]
+    ) -> tuple[PrefillOutcome, Match] | None:
+        """What is stored already, in a codec that the request accepts; None when it is not.
+
+        `looked` gets the match in each codec that was looked for, in vain or not.
+        """
         for codec in accepted(request.codec, request.max_kl, default=self._auto):
-            match = self._match(codec, request)
+            match = looked[codec] = self._match(codec, request)
             if not _is_stored(match, request):
                 continue
             if request.name is None:
-                return _outcome(request, match, reused=match.tokens)
+                return _outcome(request, match, reused=match.tokens), match
             known = on_record(self.store, match, request.name)
             if passes(codec, known.quality if known else None, request.codec, request.max_kl):
                 outcome = _outcome(request, match, reused=match.tokens)
-                if known is None:
-                    return outcome
-                return replace(outcome, quality=known.quality, notes=known.notes)
+                if known is not None:
+                    outcome = replace(outcome, quality=known.quality, notes=known.notes)
+                return outcome, match
         return None
 
-    def _make(self, request: PrefillRequest, on_chunk: OnChunk) -> PrefillOutcome:
+    def _make(
+        self, request: PrefillRequest, looked: Mapping[str, Match], on_chunk: OnChunk
+    ) -> tuple[PrefillOutcome, Match]:
         """Prefill, measure, and prefill once more where the gate wants another codec."""
         codec = self._auto if request.codec == "auto" else request.codec
+        match = looked.get(codec) or self._match(codec, request)
         names = candidates(request.codec, request.max_kl) if request.name is not None else ()
-        outcome, measured = self._attempt(request, codec, names, on_chunk)
+        outcome, match, measured = self._attempt(request, match, names, on_chunk)
         verdict = judge(measured, codec, request)
         if verdict.codec != codec:
-            again, _ = self._attempt(request, verdict.codec, (), on_chunk)
+            better = self._match(verdict.codec, request)
+            again, match, _ = self._attempt(request, better, (), on_chunk)
             outcome = replace(
                 again,
                 bytes_written=outcome.bytes_written + again.bytes_written,
@@ -129,16 +138,21 @@ class Prefiller:
             )
         if request.codec == "auto" and request.name is not None:
             self._auto = verdict.codec
-        return replace(outcome, quality=verdict.quality, notes=(*outcome.notes, *verdict.notes))
+        notes = (*outcome.notes, *verdict.notes)
+        return replace(outcome, quality=verdict.quality, notes=notes), match
 
     def _attempt(
-        self, request: PrefillRequest, codec: str, names: Sequence[str], on_chunk: OnChunk
-    ) -> tuple[PrefillOutcome, Mapping[str, Quality]]:
-        """Store the prompt with `codec`; what that did, and the measured quality of `names`."""
-        match = self._match(codec, request)
+        self, request: PrefillRequest, match: Match, names: Sequence[str], on_chunk: OnChunk
+    ) -> tuple[PrefillOutcome, Match, Mapping[str, Quality]]:
+        """Store what `match` lacks of the prompt, in its codec.
+
+        What that did, what is stored then, and the quality of those of the codecs `names` that
+        were measured.
+        """
+        assert match.space is not None
+        codec = match.space.codec
         caches, lossy_prefix = self._start(match, request)
         start = caches.tokens
-        assert match.space is not None
         gate = Gate(
             self.llm.model,
             request.token_ids,
@@ -171,7 +185,7 @@ class Prefiller:
             bytes_written=writer.bytes_written,
             seconds=seconds,
         )
-        return outcome, gate.measured
+        return outcome, stored, gate.measured
 
     def _compute(
         self,
