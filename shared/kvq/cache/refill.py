@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvq.cache.adapters import Rows, adapter_of
+from kvq.cache.coding import as_heads
 from kvq.cache.leaves import leaf_caches
 from kvq.codec import SINK_TOKENS, Codec
 from kvq.store.keys import BLOCK
@@ -57,7 +58,7 @@ def through(codec: Codec) -> Transform:
         if first < low:
             pieces.append(again(rows[:, :, : low - first], max(0, SINK_TOKENS - first)))
         if low < high:
-            blocks = rows[:, :, low - first : high - first].reshape(layers, -1, BLOCK, dim)
+            blocks = as_heads(rows[:, :, low - first : high - first])
             pieces.append(again(blocks, 0).reshape(layers, heads, high - low, dim))
         if high < stop:
             pieces.append(again(rows[:, :, high - first :], 0))

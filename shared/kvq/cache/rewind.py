@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvq.cache.adapters import Rows, adapter_of
+from kvq.cache.device import memory_bytes
 from kvq.cache.groups import groups_of
 from kvq.cache.leaves import leaf_caches
 from kvq.cache.refill import Transform
 from kvq.cache.rows import GroupRows
 from kvq.store.keys import BLOCK
 from kvq.store.space import Leaf
+
+#: The part of the device's memory that rows may be of which are changed at a time, unless those of
+#: one layer are more: a change needs many times their memory.
+_ROWS_PART = 256
 
 
 class Rewind:
@@ -26,7 +31,9 @@ class Rewind:
 
     def __init__(self, leaves: Sequence[Leaf], start: int) -> None:
         self.start = start
-        self._windows = [GroupRows(one) for one in groups_of(leaves) if one.record == "window"]
+        groups = groups_of(leaves)
+        self._full = [one for one in groups if one.record == "kv"]
+        self._windows = [GroupRows(one) for one in groups if one.record == "window"]
         self._first: dict[int, Rows] = {}
         self._states: dict[int, list[mx.array | None]] = {}
 
@@ -57,22 +64,26 @@ class Rewind:
         return [*states, *firsts, *(array for rows in self._windows for array in rows.arrays())]
 
     def caches(self, model: Any, caches: Sequence[Any], change: Transform) -> Sequence[Any]:
-        """New caches of `model` at `start`, from those that were watched, their rows changed. Lazy.
+        """New caches of `model` at `start`, from those that were watched, their rows changed.
 
-        Recurrent states are as they were.
+        Recurrent states are as they were. Rows of full layers are evaluated, some layers at a time.
         """
-        windows = self._changed(change)
         copies: Sequence[Any] = make_prompt_cache(model)
-        pairs = zip(leaf_caches(caches), leaf_caches(copies), strict=True)
-        for index, (old, new) in enumerate(pairs):
-            adapter = adapter_of(old)
-            if adapter is None:
-                new.cache = _copies(self._states[index])
-            elif index in windows:
-                adapter.fill(new, windows[index], self.start)
-            elif old.keys is not None:
-                whole = (change(side, 0)[:, :, : self.start] for side in adapter.rows(old))
-                adapter.fill(new, Rows(*whole), self.start)
+        old, new = leaf_caches(caches), leaf_caches(copies)
+        for index, state in self._states.items():
+            new[index].cache = _copies(state)
+        for index, rows in self._changed(change).items():
+            _fill(new[index], rows, self.start)
+        for group in self._full:
+            held = {index: _rows(old[index]) for index in group.leaves}
+            for batch in _batches(held, memory_bytes() // _ROWS_PART):
+                pairs = zip(*(held[index] for index in batch), strict=True)
+                stacks = (mx.concatenate(list(side), axis=0) for side in pairs)
+                changed = [change(stack, 0)[:, :, : self.start] for stack in stacks]
+                for number, index in enumerate(batch):
+                    own = Rows(*(side[number : number + 1] for side in changed))
+                    _fill(new[index], own, self.start)
+                mx.eval(changed)
         return copies
 
     def _changed(self, change: Transform) -> dict[int, Rows]:
@@ -93,6 +104,33 @@ class Rewind:
                     ]
                 found[leaf] = Rows(*own)
         return found
+
+
+def _batches(held: Mapping[int, Rows], limit: int) -> Iterator[list[int]]:
+    """The leaves in runs whose rows are of at most `limit` bytes, or of one leaf."""
+    batch: list[int] = []
+    size = 0
+    for index, rows in held.items():
+        nbytes = sum(side.nbytes for side in rows)
+        if batch and size + nbytes > limit:
+            yield batch
+            batch, size = [], 0
+        batch.append(index)
+        size += nbytes
+    if batch:
+        yield batch
+
+
+def _rows(cache: Any) -> Rows:
+    adapter = adapter_of(cache)
+    assert adapter is not None
+    return adapter.rows(cache)
+
+
+def _fill(cache: Any, rows: Rows, tokens: int) -> None:
+    adapter = adapter_of(cache)
+    assert adapter is not None
+    adapter.fill(cache, rows, tokens)
 
 
 def _copies(state: Sequence[mx.array | None]) -> list[mx.array | None]:
