@@ -8,6 +8,8 @@ import click
 
 from benchmarks.shapes import SHAPES
 
+_ROOT = Path(__file__).parents[2]
+
 
 @click.group()
 def main() -> None:
@@ -100,8 +102,12 @@ def restore_plot(
     )
 
 
-_model = click.option("--model", default=".demo/gemma-3-270m", show_default=True)
-_text = click.option("--text", type=click.Path(path_type=Path), default=Path("LICENSE"))
+_model = click.option(
+    "--model", default=str(_ROOT / ".demo" / "gemma-3-270m"), show_default="the demo model"
+)
+_text = click.option(
+    "--text", type=click.Path(path_type=Path), default=_ROOT / "README.md", show_default="README.md"
+)
 
 
 @main.command()
