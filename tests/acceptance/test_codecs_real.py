@@ -12,6 +12,7 @@ from commandline import read_lines
 
 import kvq
 from kvq.prefill import Prefiller, PrefillOutcome, PrefillRequest
+from kvq.prefill.gate import REPLAY_TOKENS
 from kvq.store import Match, Store
 from kvq.store.blockfile import Header
 from kvq.store.keys import TokenIds
@@ -86,7 +87,7 @@ def test_a_value_takes_the_bits_that_were_promised(stored: Stored) -> None:
 def test_the_manifest_has_a_figure_worth_having(stored: Stored) -> None:
     quality = stored.outcome.quality
     assert quality is not None
-    assert quality["tokens"] == 64
+    assert quality["tokens"] == REPLAY_TOKENS
     assert 0 < quality["mean_kl"] <= quality["max_kl"] < math.inf
     assert quality["mean_kl"] < {"q8": 0.01, "q4": 0.1}[stored.outcome.codec]
     assert quality["top1"] >= {"q8": 0.95, "q4": 0.8}[stored.outcome.codec]

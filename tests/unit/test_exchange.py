@@ -20,6 +20,7 @@ from kvq.exchange.empty import CachesOf
 from kvq.model.folder import ModelFacts
 from kvq.model.loading import LoadedModel
 from kvq.prefill import Prefiller, PrefillRequest
+from kvq.prefill.gate import REPLAY_TOKENS
 from kvq.stock import read_prompt_cache, write_prompt_cache
 from kvq.store import End, Store
 from kvq.store.verify import Severity, verify
@@ -419,7 +420,7 @@ def test_a_lossy_codec_is_measured_as_in_a_prefill(small) -> None:
     assert ours is not None
     assert theirs is not None
     assert ours["codec"] == "q8"
-    assert ours["tokens"] == theirs["tokens"] == 64
+    assert ours["tokens"] == theirs["tokens"] == REPLAY_TOKENS
     assert ours["mean_kl"] == pytest.approx(theirs["mean_kl"], rel=0.2, abs=1e-6)
     assert store.manifest("it").quality == ours
 

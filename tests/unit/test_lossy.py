@@ -13,6 +13,7 @@ from kvq.cache.container import KVCacheContainer
 from kvq.generate.iterator import TokenIterator
 from kvq.generate.parameters import GenerateParameters
 from kvq.prefill import Prefiller, PrefillOutcome, PrefillRequest
+from kvq.prefill.gate import REPLAY_TOKENS
 from kvq.store import Store
 from kvq.store.keys import as_ids
 
@@ -61,7 +62,7 @@ def test_every_kind_of_layer_is_stored_lossy_and_resumed(tmp_path: Path, name: s
         tokens, container = resume(store, llm, name)
         assert len(tokens) == 8
         assert outcome.quality is not None
-        assert outcome.quality["tokens"] == 64
+        assert outcome.quality["tokens"] == REPLAY_TOKENS
         assert container.tokens == TOKENS + 2 + 8
         sizes[codec] = outcome.bytes
         if codec == "q8":
