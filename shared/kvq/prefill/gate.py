@@ -19,7 +19,7 @@ from kvq.store.keys import TokenIds
 from kvq.store.space import Leaf
 
 #: At most so many tokens are replayed, and at most a quarter of the prompt. On a small model with a
-#: large vocabulary each costs about two tokens of prefill; 64 would be 5 % of 4,096 there. With 48
+#: large vocabulary each costs about three tokens of prefill: 64 were 5 % of 4,096 there. With 48
 #: the mean's standard error is 15 % larger than with 64.
 REPLAY_TOKENS = 48
 #: The mean KL divergence (nats) that `auto` accepts unless it is told another.
