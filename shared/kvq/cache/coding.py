@@ -31,5 +31,5 @@ def encode_blocks(codec: Codec, rows: mx.array, sinks: int = 0) -> list[dict[str
 
 def as_heads(rows: mx.array) -> mx.array:
     """[layers, heads, blocks * 256, dim] as if each block were a head: [.., 256, dim]."""
-    layers, _, _, dim = rows.shape
-    return rows.reshape(layers, -1, BLOCK, dim)
+    layers, heads, tokens, dim = rows.shape
+    return rows.reshape(layers, heads * (tokens // BLOCK), BLOCK, dim)
