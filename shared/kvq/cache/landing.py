@@ -13,7 +13,9 @@ import numpy.typing as npt
 from kvq import codec as codecs
 from kvq.cache import convert
 from kvq.cache.adapters import STEP, Rows, adapter_of
-from kvq.cache.groups import Group, Side
+from kvq.cache.blank import blank
+from kvq.cache.device import is_discrete
+from kvq.cache.groups import Group
 from kvq.codec import LayerCoding
 from kvq.codec.live import Codes, codes
 from kvq.store.space import Leaf
@@ -46,10 +48,12 @@ class Landing:
         self.rows = sum(stop - start for start, stop in self.ranges)
         padded = -(-self.rows // STEP) * STEP if group.record == "kv" else self.rows
         self._arrays = [
-            [_zeros((1, side.heads, padded, side.dim), side) for _ in group.leaves]
+            blank([(1, side.heads, padded, side.dim)] * len(group.leaves), _word(side.mlx_dtype))
             for _, side in group.sides()
         ]
-        mx.eval(self._arrays)
+        if padded > self.rows and not is_discrete():
+            for array in self.arrays():
+                np.array(array, copy=False)[:, :, self.rows :] = 0
         self._views: list[list[npt.NDArray[Any]]] | None = None
 
     def open_views(self) -> None:
@@ -195,10 +199,6 @@ def _ranges(group: Group, tokens: int) -> Sequence[tuple[int, int]]:
         return [(0, tokens)]
     newest = tokens - (group.window - group.keep)
     return [(0, group.keep), (newest, tokens)] if group.keep else [(newest, tokens)]
-
-
-def _zeros(shape: tuple[int, ...], side: Side) -> mx.array:
-    return mx.zeros(shape, _word(side.mlx_dtype))
 
 
 def _word(dtype: mx.Dtype) -> mx.Dtype:
