@@ -33,11 +33,12 @@ def quantize(
 
     # The bias is rounded down and the step up, so that bias .. bias + levels * step covers the
     # group whatever 16 bits can hold; only then are the codes found, with what a reader will see.
+    # So none of them is below 0 or above the levels.
     bias = _round_down(groups.min(axis=-1, keepdims=True), dtype)
     span = groups.max(axis=-1, keepdims=True) - bias.astype(mx.float32)
     step = _round_up(mx.maximum(span / levels, _SMALLEST_STEP[dtype]), dtype)
     codes = mx.round((groups - bias.astype(mx.float32)) / step.astype(mx.float32))
-    codes = mx.clip(codes, 0, levels).astype(mx.uint8).reshape(*rows, coding.padded_dim)
+    codes = codes.astype(mx.uint8).reshape(*rows, coding.padded_dim)
     return _pack(codes, coding.bits), step.squeeze(-1), bias.squeeze(-1)
 
 
