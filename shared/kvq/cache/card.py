@@ -24,6 +24,11 @@ _PORTABLE, _MAPPED = 1, 2
 _NON_BLOCKING = 1
 
 
+def is_reachable() -> bool:
+    """Whether the driver is there to be asked."""
+    return _driver() is not None
+
+
 def map_memory(size: int) -> npt.NDArray[np.uint8]:
     """At least `size` bytes of zeros (uint8, 1-D), taken from the system when first touched."""
     memory = mmap.mmap(-1, -(-size // PAGE) * PAGE)

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from kvq.cache.card import copy_to_host, lock, map_memory
+from kvq.cache.card import copy_to_host, is_reachable, lock, map_memory
 from kvq.cache.device import is_discrete
 from kvq.cache.dtypes import from_safetensors
 from kvq.store.blockfile import TensorInfo
@@ -142,14 +142,15 @@ class Outgoing:
 
     def __init__(self, arrays: Mapping[str, mx.array]) -> None:
         self._arrays = arrays
-        self._addresses = [_address(one) for one in arrays.values()] if is_discrete() else []
+        apart = is_discrete() and is_reachable()
+        self._addresses = [_address(one) for one in arrays.values()] if apart else []
 
     def arrays(self) -> list[mx.array]:
         return [*self._arrays.values(), *self._addresses]
 
     def send(self) -> tuple[Mapping[str, Any], Callable[[], None]]:
         """The bytes by name, each of which a memoryview can be made of, and what to call once they
-        are written. Where memory is unified, they are the arrays' own."""
+        are written. Without a card to copy from, they are the arrays' own."""
         if not self._addresses:
             return self._arrays, _nothing
         slot = STAGING.take(sum(_aligned(array.nbytes) for array in self._arrays.values()))
