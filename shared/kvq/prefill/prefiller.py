@@ -17,7 +17,8 @@ from kvq.model.loading import LoadedModel
 from kvq.prefill.compute import OnChunk, Task, compute
 from kvq.prefill.gate import Gate, accepted, candidates, is_gated, limit_of
 from kvq.prefill.memory import PrefixMemory
-from kvq.prefill.publish import on_record, publish
+from kvq.prefill.publish import publish
+from kvq.prefill.record import Records
 from kvq.prefill.request import PrefillOutcome, PrefillRequest
 from kvq.prefill.schedule import kept_positions
 from kvq.prefill.spaces import ModelSpaces
@@ -59,6 +60,7 @@ class Prefiller:
         self.llm = llm
         self.step = step
         self.spaces = ModelSpaces(llm)
+        self._records = Records(store)
         self._memory = PrefixMemory(llm.model, prefix_memory)
         #: What `auto` chose last: where the next prompt starts.
         self._auto = "q8"
@@ -111,7 +113,7 @@ class Prefiller:
                 continue
             if request.name is None:
                 return _outcome(request, match, reused=match.tokens), match
-            known = on_record(self.store, match, request.name)
+            known = self._records.of(match, request.name)
             if passes(codec, known.quality if known else None, request.codec, request.max_kl):
                 outcome = _outcome(request, match, reused=match.tokens)
                 if known is not None:

@@ -1,12 +1,10 @@
-"""The manifest of a finished prefill, and what earlier manifests know of the same blocks."""
+"""The manifest of a finished prefill."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 
-from kvq.errors import CacheNotFound, DamagedFile, UnsupportedFormat
 from kvq.model.loading import LoadedModel
 from kvq.prefill.request import PrefillOutcome, PrefillRequest
 from kvq.prefill.schedule import kept_positions
@@ -69,20 +67,3 @@ def _branches(match: Match, kept: Sequence[int]) -> tuple[tuple[int, str], ...]:
         for at in kept
         if at % BLOCK and at < match.tokens
     )
-
-
-def on_record(store: Store, match: Match, name: str) -> Manifest | None:
-    """A manifest of the very blocks of `match`: the one called `name`, or any other; else None."""
-    assert match.space is not None
-    space, stems = match.space, match.stems()
-
-    def same(manifest: Manifest) -> bool:
-        return manifest.space == space.digest and manifest.chain == stems
-
-    with contextlib.suppress(CacheNotFound, DamagedFile, UnsupportedFormat):
-        own = store.manifest(name)
-        if same(own):
-            return own
-    if space.codec == "raw":
-        return None  # it has no quality to take over, so the search is not worth its time
-    return next((one for one in store.manifests() if same(one)), None)
