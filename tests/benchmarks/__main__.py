@@ -54,6 +54,19 @@ def prefill_overhead(
 
 
 @main.command()
+@_shape
+@_tokens
+@_codec
+@_runs
+@_folder
+def save(shape: str, tokens: int, codec: str, runs: int, folder: str | None) -> None:
+    """Publishing rows that cost nothing to compute, against stock save and the disk."""
+    from benchmarks.save import run
+
+    run(shape, tokens, codec=codec, runs=runs, folder=folder, step=2048, rows_only=True)
+
+
+@main.command()
 @click.option("--blocks", default=100_000, show_default=True)
 @click.option("--tokens", default=32_768, show_default=True)
 @click.option("--runs", default=20, show_default=True)
@@ -152,6 +165,35 @@ def shared_prefix(model: str, codec: str, text: Path, prompts: int, tokens: int)
     from benchmarks.shared_prefix import run
 
     run(model, prompts, tokens, codec=codec, text=text)
+
+
+@main.command()
+@click.option("--prompts", default=100_000, show_default=True)
+def plan(prompts: int) -> None:
+    """Planning batches of several kinds: rate and memory."""
+    from benchmarks.plan import run
+
+    run(prompts)
+
+
+@main.command()
+@_model
+@click.option("--prompts", default=60_000, show_default=True)
+@click.option("--tokens", default=256, show_default=True, help="Tokens of a prompt, about.")
+def submit(model: str, prompts: int, tokens: int) -> None:
+    """From the file to the queue, beside RQ's own enqueue."""
+    from benchmarks.submit import run
+
+    run(model, prompts, tokens)
+
+
+@main.command("queue-overhead")
+@click.option("--jobs", default=1000, show_default=True)
+def queue_overhead(jobs: int) -> None:
+    """What the queue costs a job, with a worker that computes nothing."""
+    from benchmarks.queue_overhead import run
+
+    run(jobs)
 
 
 @main.command()

@@ -1,6 +1,4 @@
-"""Planning large batches: rate and memory.
-
-    python tests/benchmarks/plan.py [--prompts 100000] [--json]
+"""`plan`: planning large batches, rate and memory.
 
 Each batch is planned in a process of its own, so that its peak memory is its own. The time that
 it takes to make the prompts up is measured first and not counted. Rates are by processor time,
@@ -9,8 +7,6 @@ of one core; `seconds` is what passed, which other work on the machine makes lon
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import resource
 import sys
@@ -114,19 +110,13 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=100_000)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def run(prompts: int) -> None:
+    """Print a row for each batch."""
     found = []
     context = multiprocessing.get_context("spawn")
     for name in BATCHES:
         with context.Pool(1) as pool:
-            found.append(pool.apply(measure, (name, options.prompts)))
-    if options.json:
-        print(json.dumps(found, indent=1))
-        return
+            found.append(pool.apply(measure, (name, prompts)))
     print("batch         prompts        tokens     jobs          saving  seconds     busy"
           "  prompts/s     tokens/s   memory  on disk")  # fmt: skip
     for one in found:
@@ -138,7 +128,3 @@ def main() -> None:
             f"{one['tokens_per_second']:13,.0f}{format_bytes(one['memory']):>9}"
             f"{format_bytes(one['spooled']):>9}"
         )
-
-
-if __name__ == "__main__":
-    main()

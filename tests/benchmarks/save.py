@@ -1,4 +1,7 @@
-"""`prefill-overhead`: a whole job, files on the disk, against the bare prefill of its tokens."""
+"""`prefill-overhead`: a whole job, files on the disk, against the bare prefill of its tokens.
+
+`save` is the same with a stand-in whose rows cost nothing, so that what is left is saving.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,26 @@ from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
 
 from benchmarks.measure import Timing, folder_bytes, show
 from benchmarks.restore import loaded
-from benchmarks.shapes import whole_model
+from benchmarks.shapes import SHAPES, CacheOnly, whole_model
 from kvq.prefill import Prefiller, PrefillRequest
 from kvq.store import Store
 
 WRITERS = 4
 
 
-def run(shape: str, tokens: int, *, codec: str, runs: int, folder: str | None, step: int) -> None:
+def run(
+    shape: str,
+    tokens: int,
+    *,
+    codec: str,
+    runs: int,
+    folder: str | None,
+    step: int,
+    rows_only: bool = False,
+) -> None:
     """Print the table. Every way starts from nothing; all of them write to the same folder."""
     dtype = mx.bfloat16 if mx.default_device().type == mx.gpu else mx.float32
-    model = whole_model(shape, dtype)
+    model = CacheOnly(SHAPES[shape]) if rows_only else whole_model(shape, dtype)
     seconds: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
     for number in range(runs + 1):
@@ -69,7 +81,9 @@ def run(shape: str, tokens: int, *, codec: str, runs: int, folder: str | None, s
             note=f"{WRITERS} threads",
         ),
     ]
-    title = f"prefill {shape} {tokens} tokens {codec}, random weights, {dtype}"
+    what = "random rows" if rows_only else f"random weights, {dtype}"
+    verb = "save" if rows_only else "prefill"
+    title = f"{verb} {shape} {tokens} tokens {codec}, {what}"
     show(title, timings, against="bare prefill, nothing saved")
 
 
