@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import mlx.core as mx
 
-from kvq.codec import Codec
+from kvq.cache.groups import describe_group, tensor_name
+from kvq.cache.rows import GroupRows
+from kvq.codec import SINK_TOKENS, Codec
 from kvq.store.keys import BLOCK
+
+
+def encode_files(
+    codec: Codec, groups: Sequence[GroupRows], low: int, stop: int
+) -> tuple[list[dict[str, Any]], list[dict[str, mx.array]]]:
+    """Files of the rows of tokens [low, stop): what their groups are, each file's tensors. Lazy.
+
+    Whole blocks give a file each, anything else is one file.
+    """
+    whole = low % BLOCK == 0 and stop % BLOCK == 0
+    sinks = max(0, min(SINK_TOKENS, stop) - low)
+    described: list[dict[str, Any]] = []
+    files: list[dict[str, mx.array]] = [{} for _ in range((stop - low) // BLOCK if whole else 1)]
+    for number, rows in enumerate(groups):
+        codings = {}
+        for (side, _), array in zip(rows.group.sides(), rows.between(low, stop), strict=True):
+            codings[side] = codec.plan(array.shape[-1])
+            if whole:
+                pieces = encode_blocks(codec, array, sinks)
+            else:
+                pieces = [dict(codec.encode(array, raw_tokens=sinks))]
+            for file, parts in zip(files, pieces, strict=True):
+                file |= {tensor_name(number, side, part): data for part, data in parts.items()}
+        described.append(describe_group(rows.group, codings))
+    return described, files
 
 
 def encode_blocks(codec: Codec, rows: mx.array, sinks: int = 0) -> list[dict[str, mx.array]]:

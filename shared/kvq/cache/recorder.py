@@ -14,13 +14,12 @@ from typing import Any
 import mlx.core as mx
 
 from kvq import codec as codecs
-from kvq.cache.coding import encode_blocks
+from kvq.cache.coding import encode_files
 from kvq.cache.dtypes import safetensors_name
-from kvq.cache.groups import describe_group, groups_of, tensor_name
+from kvq.cache.groups import groups_of
 from kvq.cache.leaves import leaf_caches
 from kvq.cache.rows import GroupRows
 from kvq.cache.staging import Outgoing
-from kvq.codec import SINK_TOKENS
 from kvq.errors import DamagedFile
 from kvq.store.blockfile import BlockMeta, Tensor, read_header
 from kvq.store.hold import touch
@@ -104,7 +103,7 @@ class Recorder:
         if position % BLOCK and (position == len(self._ids) or (is_kept and self._needs.state)):
             block, start = self._leaf(), len(self._chain) * BLOCK
             if not touch(block_path(self._folder, block)):
-                self._build_groups("kv", block, start, position, start)
+                self._build_kv([block], start, position)
             self._build_window(block, start, position)
         if self._needs.state:
             self._build_state(leaves, is_kept)
@@ -173,31 +172,19 @@ class Recorder:
             if not touch(block_path(self._folder, self._chain[number]))
         ]
         for run in _runs(missing):
-            self._build_kv(run)
+            blocks = self._chain[run.start : run.stop]
+            self._build_kv(blocks, run.start * BLOCK, run.stop * BLOCK)
         for number in range(first, len(self._chain)):
             self._build_window(self._chain[number], number * BLOCK, (number + 1) * BLOCK)
 
-    def _build_kv(self, numbers: range) -> None:
-        """The `kv` files of full blocks in a row."""
-        start, stop = numbers.start * BLOCK, numbers.stop * BLOCK
-        arrays: list[dict[str, mx.array]] = [{} for _ in numbers]
-        described: list[dict[str, Any]] = []
-        for rows in self._rows:
-            if rows.group.record != "kv":
-                continue
-            codings = {}
-            for (side, _), array in zip(rows.group.sides(), rows.between(start, stop), strict=True):
-                codings[side] = self._codec.plan(array.shape[-1])
-                blocks = encode_blocks(self._codec, array, 0 if start else SINK_TOKENS)
-                for named, parts in zip(arrays, blocks, strict=True):
-                    for part, encoded in parts.items():
-                        named[tensor_name(len(described), side, part)] = encoded
-            described.append(describe_group(rows.group, codings))
-        for number, named in zip(numbers, arrays, strict=True):
-            self._build("kv", self._chain[number], number * BLOCK, named, described)
+    def _build_kv(self, blocks: Sequence[BlockName], start: int, stop: int) -> None:
+        """The `kv` files of consecutive blocks, which cover the tokens [start, stop)."""
+        described, files = encode_files(self._codec, self._groups("kv"), start, stop)
+        for number, (block, arrays) in enumerate(zip(blocks, files, strict=True)):
+            self._build("kv", block, start + number * BLOCK, arrays, described)
 
     def _build_window(self, block: BlockName, start: int, stop: int) -> None:
-        windows = [rows for rows in self._rows if rows.group.record == "window"]
+        windows = self._groups("window")
         if not windows:
             return
         low = max(start, *(rows.low for rows in windows))
@@ -205,7 +192,11 @@ class Recorder:
             return
         checkpoint = not self._window_is_kept(start, stop)
         if not self._covered(block, low - start, checkpoint):
-            self._build_groups("window", block, start, stop, low, checkpoint=checkpoint)
+            described, (arrays,) = encode_files(self._codec, windows, low, stop)
+            self._build("window", block, start, arrays, described, low - start, checkpoint)
+
+    def _groups(self, record: str) -> list[GroupRows]:
+        return [rows for rows in self._rows if rows.group.record == record]
 
     def _window_is_kept(self, start: int, stop: int) -> bool:
         if self._all_windows or start < self._needs.keep:
@@ -224,31 +215,6 @@ class Recorder:
             if header.meta.low <= low and touch(path):
                 return True
         return False
-
-    def _build_groups(
-        self,
-        record: str,
-        block: BlockName,
-        start: int,
-        stop: int,
-        low: int,
-        *,
-        checkpoint: bool = False,
-    ) -> None:
-        arrays: dict[str, mx.array] = {}
-        described: list[dict[str, Any]] = []
-        sinks = max(0, min(SINK_TOKENS, stop) - low)
-        for rows in self._rows:
-            if rows.group.record != record:
-                continue
-            codings = {}
-            for (side, _), array in zip(rows.group.sides(), rows.between(low, stop), strict=True):
-                codings[side] = self._codec.plan(array.shape[-1])
-                for part, encoded in self._codec.encode(array, raw_tokens=sinks).items():
-                    name = tensor_name(len(described), side, part)
-                    arrays[name] = encoded
-            described.append(describe_group(rows.group, codings))
-        self._build(record, block, start, arrays, described, low - start, checkpoint)
 
     def _build_state(self, leaves: Sequence[Any], is_kept: bool) -> None:
         due = self.position % BLOCK == 0 and self.position - self._last_state >= STATE_CHECKPOINT
