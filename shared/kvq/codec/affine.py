@@ -37,7 +37,9 @@ def quantize(
     bias = _round_down(groups.min(axis=-1, keepdims=True), dtype)
     span = groups.max(axis=-1, keepdims=True) - bias.astype(mx.float32)
     step = _round_up(mx.maximum(span / levels, _SMALLEST_STEP[dtype]), dtype)
-    codes = mx.round((groups - bias.astype(mx.float32)) / step.astype(mx.float32))
+    # Rounded by cutting off what is behind the point, half a step up: one pass less over all values.
+    wide = step.astype(mx.float32)
+    codes = (groups - (bias.astype(mx.float32) - wide / 2)) / wide
     codes = codes.astype(mx.uint8).reshape(*rows, coding.padded_dim)
     return _pack(codes, coding.bits), step.squeeze(-1), bias.squeeze(-1)
 
