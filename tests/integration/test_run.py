@@ -171,7 +171,13 @@ def test_ended_in_any_way_it_leaves_no_process_and_goes_on_when_run_again(
         *({"custom_id": f"p{n}", "token_ids": [5 + n] * 2500} for n in range(8)),
     )
     process = subprocess.Popen(
-        kvq.run(file), env=kvq.environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        kvq.run(file),
+        env=kvq.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        # A shell lets what it starts in the background ignore it, and so would all that starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     eventually(lambda: len(list(kvq.store.glob("caches/*.json"))) >= 2, 120)
     process.send_signal(number)
