@@ -144,6 +144,13 @@ def prompts_options(function: Function) -> Function:
     return function
 
 
+def codecs(help: str) -> Callable[[Function], Function]:
+    """`--codec`, any number of times: argument `codecs`."""
+    return click.option(
+        "--codec", "codecs", multiple=True, type=click.Choice(["raw", "q8", "q4"]), help=help
+    )
+
+
 def asked_options(function: Function) -> Function:
     """The one prompt of a command line, in one of several forms: arguments of `Asked`."""
     for option in reversed(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvq.errors import MissingExtra, ModelError, UsageError
+from kvq.errors import MissingExtra, ModelError, UnknownToken, UsageError
 from kvq.model.chat import (
     Chat,
     ChatPrefix,
@@ -174,15 +174,13 @@ class _Model:
     def _unusable(self, ids: TokenIds) -> str | None:
         if not len(ids):
             return "the prompt gives no tokens"
-        context, vocabulary = self._facts.context_tokens, self._facts.vocab_size
+        context = self._facts.context_tokens
         if context is not None and len(ids) > context:
             return f"the prompt has {len(ids)} tokens, the model's context is {context}"
-        if vocabulary is not None and int(ids.max()) >= vocabulary:
-            at = int(np.argmax(ids >= vocabulary))
-            return (
-                f"token id {ids[at]} (number {at + 1}) is not in the model's vocabulary "
-                f"of {vocabulary}"
-            )
+        try:
+            self._facts.check_vocabulary(ids)
+        except UnknownToken as error:
+            return str(error)
         return None
 
 

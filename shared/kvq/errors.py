@@ -12,7 +12,8 @@
     │   ├── ModelNotFound       no such folder, and no hub has it or can be reached
     │   ├── ModelNotAllowed     outside the worker's allow-list
     │   ├── UnsupportedModel    an architecture or cache class that kvq does not know
-    │   └── PromptTooLong       more tokens than the model's context
+    │   ├── PromptTooLong       more tokens than the model's context
+    │   └── UnknownToken        a token id that is not in the model's vocabulary
     ├── CacheError              a cache in memory cannot do what was asked
     │   ├── CannotTrim          carries the nearest position that can be had
     │   └── CannotQuantize      a layer cannot be quantized as asked
@@ -119,6 +120,10 @@ class UnsupportedModel(ModelError):
 
 class PromptTooLong(ModelError):
     """The prompt has more tokens than the model's context."""
+
+
+class UnknownToken(ModelError):
+    """A token id of the prompt is not in the model's vocabulary."""
 
 
 class CacheError(KvqError):

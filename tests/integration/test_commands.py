@@ -151,6 +151,7 @@ def test_cancel(kvq: Kvq, model: Path, file: Path, client: PatientRedis) -> None
     assert kvq("wait", batch) == 1
     assert {one["error"]["code"] for one in kvq.lines("results", batch)} == {"canceled"}
     assert kvq.json("retry", batch)["lost"] == 6
+    assert {one["error"]["code"] for one in kvq.lines("results", batch)} == {"canceled"}
     assert kvq.json("submit", file, "--model", model)["enqueued"] == 6
 
 

@@ -356,3 +356,12 @@ def test_codes_that_cannot_be_attended_to_say_why():
     assert mismatch(q8.plan(80), q8.plan(80)) == "the keys are padded from 80 to 96"
     assert "groups of 64, values 8 bits in groups of 32" in mismatch(q8.plan(64), q8.plan(32))
     assert mismatch(q8.plan(64), q4.plan(64)) == "the channels of the values are standardized"
+
+
+@pytest.mark.parametrize("name", ["q8", "q4"])
+def test_the_largest_float16_does_not_become_infinite(name: str) -> None:
+    coder = codec.get(name)
+    rows = mx.random.normal((1, 1, 64, 64)).astype(mx.float16)
+    rows[0, 0, 5, 7], rows[0, 0, 6, 7] = 65504.0, -65504.0
+    decoded = coder.decode(coder.encode(rows, raw_tokens=0), dim=64, dtype=mx.float16)
+    assert mx.all(mx.isfinite(decoded)).item()

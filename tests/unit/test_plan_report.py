@@ -119,6 +119,9 @@ def test_the_rate_is_measured_by_the_caches_of_the_same_models():
         manifest("one", 300, 300, 0.0),
     ]
     assert measured_rate(found, ["hub/one/"]) == 500.0
+    # What a job costs beside its tokens does not count as slow tokens.
+    short = [manifest("one", 1000, 990, 0.5)] * 20
+    assert measured_rate([*found, *short], ["one"]) == 500.0
     assert measured_rate(found, ["three"]) is None
     assert measured_rate(found[3:], ["one"]) is None
 

@@ -14,6 +14,7 @@ from kvq.errors import StoreUnavailable
 from kvq.prefill import Prefiller, PrefillRequest
 from kvq.prefill import prefiller as prefiller_module
 from kvq.store import Match, Store
+from kvq.store.gc import Policy, collect
 from kvq.store.keys import as_ids
 
 KEPT = ["gemma3_text", "qwen3_next", "falcon_h1"]
@@ -107,3 +108,49 @@ def test_there_is_no_manifest_of_blocks_that_keep_vanishing(tmp_path, monkeypatc
     with pytest.raises(StoreUnavailable, match="grace period"):
         ask(prefiller, ids)
     assert prefiller.store.names() == []
+
+
+@pytest.mark.parametrize("name", ["llama-16", *KEPT])
+def test_a_sweep_leaves_the_blocks_that_a_prefill_goes_on_from(tmp_path, name):
+    prefiller = make(tmp_path, name)
+    store, ids = prefiller.store, as_ids(prompt(by_name(name), 1400))
+    ask(prefiller, ids[:700], "old")
+    store.remove_manifest("old")
+    for path in store.path.rglob("*.safetensors"):
+        os.utime(path, (0, 0))
+    calls = []
+
+    def sweep(done: int, total: int) -> None:
+        calls.append(done)
+        if len(calls) == 3:
+            collect(store, Policy(grace=3600.0, settle=0))
+
+    request = PrefillRequest(token_ids=ids, name="it", codec="raw")
+    outcome = prefiller.run(request, on_chunk=sweep)
+    assert len(calls) > 3
+    assert outcome.reused_tokens > 0
+    assert match_of(prefiller, ids).exact
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_no_manifest_keeps_a_position_whose_files_are_gone(tmp_path, name, monkeypatch):
+    """Each file of a stored prompt in turn is lost right before the manifest: it is made again."""
+    prefiller = make(tmp_path, name)
+    store, ids = prefiller.store, as_ids(prompt(by_name(name), 1400))
+    ask(prefiller, ids, "old", keep=(100, 700))
+    publish = Prefiller._publish
+    for path in sorted(store.path.glob("spaces/**/*.safetensors")):
+        store.remove_manifest(store.names()[0])
+        lost = [path]
+
+        def without(*args, lost=lost):
+            if lost:
+                lost.pop().unlink()
+            return publish(*args)
+
+        monkeypatch.setattr(Prefiller, "_publish", without)
+        ask(prefiller, ids, path.name.split(".")[0], keep=(100, 700))
+        (manifest,) = store.manifests()
+        match = match_of(prefiller, ids)
+        assert match.exact, path
+        assert [match.plan_upto(at).tokens for at in manifest.kept] == list(manifest.kept), path

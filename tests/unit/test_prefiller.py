@@ -9,7 +9,7 @@ import pytest
 from oracle import as_loaded
 from zoo import by_name, prompt
 
-from kvq.errors import PromptTooLong, Stopped, StoreUnavailable
+from kvq.errors import PromptTooLong, Stopped, StoreUnavailable, UnknownToken
 from kvq.prefill import Prefiller, PrefillRequest
 from kvq.store import Store
 from kvq.store.blockfile import read_data, read_header
@@ -134,6 +134,15 @@ def test_a_prompt_beyond_the_context_is_refused_before_any_work(tmp_path: Path) 
         prefiller.run(ask(ids_of("llama-16", 101)))
     with pytest.raises(PromptTooLong, match="no tokens"):
         prefiller.run(ask(ids_of("llama-16", 0)))
+    assert files(prefiller) == []
+
+
+def test_a_token_that_the_model_does_not_have_is_refused_before_any_work(tmp_path: Path) -> None:
+    prefiller = make(tmp_path)
+    object.__setattr__(prefiller.llm.facts, "vocab_size", 200)
+    ids = np.array([1, 2, 200, 3, 201], np.uint32)
+    with pytest.raises(UnknownToken, match=r"token id 200 \(number 3\) is not in .* of 200"):
+        prefiller.run(ask(ids))
     assert files(prefiller) == []
 
 

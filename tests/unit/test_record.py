@@ -58,16 +58,30 @@ def test_each_manifest_is_read_once(
     assert sorted(read) == ["a", "a", "b", "b", "c", "c", "new", "new", "new"]
     read.clear()
     store.write_manifest(replace(manifest(store, "a"), name="d", chain=manifest(store, "b").chain))
-    assert records.of(matches[0], "b").name == "a"
-    assert sorted(read) == ["a", "b", "d"]
+    assert records.of(matches[0], "new").name == "a"
+    assert sorted(read) == ["a", "d", "new"]
 
 
-def test_one_that_was_removed_or_now_says_something_else_counts_no_more(
+def test_one_that_was_removed_or_replaced_counts_as_what_it_is_now(
     store: Store, llm: LoadedModel
 ) -> None:
-    Prefiller(store, llm).run(request("a", IDS[0]))
-    Prefiller(store, llm).run(request("b", IDS[1]))
-    match, records = store.match(llm.fingerprint, IDS[0]), Records(store)
-    assert records.of(match, "new").name == "a"
+    for name, ids in zip("ab", IDS, strict=False):
+        Prefiller(store, llm).run(request(name, ids))
+    first, second = (store.match(llm.fingerprint, ids) for ids in IDS[:2])
+    records = Records(store)
+    assert records.of(first, "new").name == "a"
     store.write_manifest(replace(store.manifest("b"), name="a"))
-    assert records.of(match, "new") is None
+    store.remove_manifest("b")
+    assert records.of(first, "new") is None
+    assert records.of(second, "new").name == "a"
+
+
+def test_one_that_knows_the_quality_goes_first(store: Store, llm: LoadedModel) -> None:
+    Prefiller(store, llm).run(request("b", IDS[0]))
+    known = store.manifest("b")
+    for name in "ac":
+        store.write_manifest(replace(known, name=name, quality=None))
+    match = store.match(llm.fingerprint, IDS[0])
+    assert Records(store).of(match, "c").name == "b"
+    store.remove_manifest("b")
+    assert Records(store).of(match, "c").name == "c"

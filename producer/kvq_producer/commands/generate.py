@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", "-n", default=100, show_default=True, type=click.IntRange(1))
 @click.option("--temperature", "-t", default=0.0, show_default=True, type=click.FloatRange(0))
 @click.option("--seed", type=int, help="Seed of the sampler.")
-@click.option(
-    "--codec", "codecs", multiple=True, help="Use only caches of this codec (repeatable)."
-)
+@options.codecs("Use only caches of this codec (repeatable).")
 @click.option("--no-reuse", is_flag=True, help="Compute the whole prompt, whatever is stored.")
 @click.option("--live", is_flag=True, help="Keep layers quantized as they rest, where possible.")
 @click.option("--compare-cold", is_flag=True, help="Also time the first token with nothing reused.")

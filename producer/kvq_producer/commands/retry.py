@@ -15,7 +15,11 @@ from kvq_producer.options import Reach
 @options.redis_url
 @options.as_json
 def retry(batch: str | None, redis_url: str | None, as_json: bool) -> None:
-    """Run the prompts of BATCH (default: the newest) again that failed or were canceled."""
+    """Run the prompts of BATCH (default: the newest) again that failed.
+
+    Those that `cancel` stopped while they ran are run again too; those that it dropped from the
+    queue are gone: submit them again.
+    """
     from kvq.queue.batch import Batch
     from kvq.queue.connection import connect, find_url, queue_errors
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--model", "-m", required=True, help="Model folder or hub id.")
 @click.option("--adapter", help="Folder of a LoRA adapter.")
 @options.asked_options
-@click.option("--codec", "codecs", multiple=True, help="Only spaces of this codec (repeatable).")
+@options.codecs("Only spaces of this codec (repeatable).")
 @options.as_json
 def why(
     store: str,

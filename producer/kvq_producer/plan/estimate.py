@@ -150,14 +150,20 @@ def estimate(
 
 
 def measured_rate(manifests: Iterable[Manifest], models: Iterable[str]) -> float | None:
-    """Tokens a second at which caches of `models` were prefilled; None when there are none."""
+    """Tokens a second at which caches of `models` were prefilled; None when there are none.
+
+    Of those that computed the most: where nearly all was reused, what a job costs beside its tokens
+    would count as slow tokens.
+    """
     names = {_last_part(one) for one in models}
-    tokens, seconds = 0, 0.0
-    for one in manifests:
-        if one.prefill_seconds > 0 and _last_part(one.model) in names:
-            tokens += one.tokens - one.reused_tokens
-            seconds += one.prefill_seconds
-    return tokens / seconds if tokens > 0 else None
+    runs = [
+        (one.tokens - one.reused_tokens, one.prefill_seconds)
+        for one in manifests
+        if one.prefill_seconds > 0 and _last_part(one.model) in names
+    ]
+    most = max((tokens for tokens, _ in runs), default=0)
+    long = [run for run in runs if 2 * run[0] >= most]
+    return sum(tokens for tokens, _ in long) / sum(run[1] for run in long) if most else None
 
 
 def _last_part(model: str) -> str:

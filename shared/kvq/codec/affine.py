@@ -37,7 +37,7 @@ def quantize(
     bias = _round_down(groups.min(axis=-1, keepdims=True), dtype)
     span = groups.max(axis=-1, keepdims=True) - bias.astype(mx.float32)
     step = _round_up(mx.maximum(span / levels, _SMALLEST_STEP[dtype]), dtype)
-    # Rounded by cutting off what is behind the point, half a step up: one pass less over all values.
+    # Half a step up, and what is behind the point cut off: one pass less than rounding.
     wide = step.astype(mx.float32)
     codes = (groups - (bias.astype(mx.float32) - wide / 2)) / wide
     codes = codes.astype(mx.uint8).reshape(*rows, coding.padded_dim)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 #: Fewer tokens than these (after the sinks) are not worth their channels' means and deviations.
 FEWEST_SCALED_TOKENS = 8
 
+_FLOAT16_MAX = 65504.0
+
 _CODES = ("q", "s", "b")
 _CHANNELS = ("m", "d")
 
@@ -60,6 +62,8 @@ def decode(parts: Mapping[str, mx.array], coding: LayerCoding, dtype: mx.Dtype) 
         rest = affine.dequantize(parts["q"], parts["s"], parts["b"], coding)
         if coding.channels:
             rest = affine.unstandardize(rest, parts["m"], parts["d"])
+        if dtype == mx.float16:  # half a step above its largest number it would be infinite
+            rest = mx.clip(rest, -_FLOAT16_MAX, _FLOAT16_MAX)
         pieces.append(rest.astype(dtype))
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 

@@ -160,6 +160,7 @@ class Import:
         limit = self._llm.facts.context_tokens
         if limit is not None and len(ids) > limit:
             raise PromptTooLong(f"{self.path}: {len(ids)} tokens, the model's context is {limit}")
+        self._llm.facts.check_vocabulary(ids)
         origin = self._origin().get("fingerprint")
         if origin not in (None, self._llm.fingerprint):
             raise UsageError(

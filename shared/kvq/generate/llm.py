@@ -91,7 +91,12 @@ class LLM:
                 self.tokenizer, messages, tools=tools, chat_template_kwargs=chat_template_kwargs
             )
         assert prompt is not None
-        return encode_text(self.tokenizer, prompt) if isinstance(prompt, str) else as_ids(prompt)
+        if isinstance(prompt, str):
+            return encode_text(self.tokenizer, prompt)
+        try:
+            return as_ids(prompt)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
     def match(
         self, ids: Sequence[int] | TokenIds, *, codecs: Sequence[str] | None = None
@@ -119,7 +124,7 @@ class LLM:
         `settings` are those of GenerateParameters (`max_tokens=200`, `temperature=0.7`, ...), in
         place of `parameters`. `codecs` limits the spaces looked at (`["raw"]`: exact results
         only); `reuse=False` computes everything; `live` keeps layers quantized as they rest, where
-        the model can attend to them so. Raises UsageError, StoreError, TemplateError.
+        the model can attend to them so. Raises UsageError, UnknownToken, StoreError, TemplateError.
         """
         began = time.perf_counter()
         given = parameters or GenerateParameters(**settings)
@@ -128,6 +133,7 @@ class LLM:
         )
         if not len(ids):
             raise UsageError("the prompt is empty: give at least one token")
+        self.loaded.facts.check_vocabulary(ids)
         match = self.match(ids, codecs=codecs) if reuse else None
         cache = self._load(match, live)
         reused = cache.tokens

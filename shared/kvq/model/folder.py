@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvq.errors import MissingExtra, ModelNotFound
+import numpy as np
+
+from kvq.errors import MissingExtra, ModelNotFound, UnknownToken
+from kvq.store.keys import TokenIds
 
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "*.tiktoken"]
 _WEIGHT_FILES = ["model*.safetensors"]
@@ -43,6 +46,19 @@ class ModelFacts:
     model_type: str
     context_tokens: int | None
     vocab_size: int | None
+
+    def check_vocabulary(self, ids: TokenIds) -> None:
+        """Raise UnknownToken when the embedding has no row for one of `ids`.
+
+        The device would read behind its end.
+        """
+        if self.vocab_size is None or not len(ids) or int(ids.max()) < self.vocab_size:
+            return
+        at = int(np.argmax(ids >= self.vocab_size))
+        raise UnknownToken(
+            f"token id {ids[at]} (number {at + 1}) is not in the model's vocabulary "
+            f"of {self.vocab_size}"
+        )
 
 
 def resolve(model: str, *, weights: bool = True) -> Path:

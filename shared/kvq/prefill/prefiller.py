@@ -26,6 +26,7 @@ from kvq.prefill.verdict import judge, passes
 from kvq.store.disk import store_errors
 from kvq.store.hold import hold, touch
 from kvq.store.match import Match, match_in_space
+from kvq.store.restorable import RestorePlan
 from kvq.store.space import Space
 from kvq.store.store import Store
 from kvq.store.writer import Writer
@@ -70,13 +71,14 @@ class Prefiller:
 
         `on_chunk(done, total)`, in tokens, is called at the start and after each chunk. What it
         raises ends the prefill: finished blocks are published first, and another run goes on from
-        there. Raises PromptTooLong, UnsupportedModel, StoreUnavailable.
+        there. Raises PromptTooLong, UnknownToken, UnsupportedModel, StoreUnavailable.
 
         Where the measured loss of the codec is above `max_kl`, the prompt is prefilled once more
         with a better one.
         """
         began = time.monotonic()
         self._check_length(len(request.token_ids))
+        self.llm.facts.check_vocabulary(request.token_ids)
         for _ in range(_TRIES):
             looked: dict[str, Match] = {}
             outcome, match = self._find(request, looked) or self._make(request, looked, on_chunk)
@@ -84,8 +86,9 @@ class Prefiller:
             if self._publish(request, match, outcome):
                 return outcome
         raise StoreUnavailable(
-            f"{self.store.path}: blocks vanish while they are in use: is a sweep running with too "
-            "short a grace period?"
+            f"{self.store.path}: what was just written cannot be found again "
+            f"({match.reason.message}); check the disk or the share, and whether a sweep runs with "
+            "too short a grace period"
         )
 
     def _publish(self, request: PrefillRequest, match: Match, outcome: PrefillOutcome) -> bool:
@@ -93,8 +96,11 @@ class Prefiller:
 
         A sweep may have taken old blocks that no manifest names since the match.
         """
+        if not _is_stored(match, request):
+            return False
         with store_errors(self.store.path):
-            if not all(touch(header.path) for header in match.plan.files()):
+            plans = [match.plan, *(match.plan_upto(at) for at in _restored_alone(match, request))]
+            if not all([_touch(plan) for plan in plans]):
                 return False
             if request.name is None:
                 return hold(self.store.space_folder(self.spaces.of(outcome.codec)), match.blocks())
@@ -172,12 +178,7 @@ class Prefiller:
         finally:
             writer.close()
         stored = self._match(codec, request)
-        if not _is_stored(stored, request):
-            raise StoreUnavailable(
-                f"{self.store.path}: what was just written cannot be found again "
-                f"({stored.reason.message}); check the disk or the share"
-            )
-        if request.name is None:
+        if request.name is None and _is_stored(stored, request):
             self._memory.put(request.token_ids, caches, lossy_prefix)
         outcome = _outcome(
             request,
@@ -232,6 +233,9 @@ class Prefiller:
             tokens = match.plan_upto(lost).tokens
         if is_gated(request.codec, request.max_kl) and match.exact:
             tokens = 0  # what is left to feed would measure nothing
+        # What is not written again is in use from now on: a sweep leaves it.
+        with store_errors(self.store.path):
+            _touch(match.plan_upto(tokens))
         remembered = self._memory.take(match.ids[:tokens])
         if remembered is not None:
             return remembered
@@ -264,13 +268,22 @@ def _is_stored(match: Match, request: PrefillRequest) -> bool:
 
 def _first_lost(match: Match, request: PrefillRequest) -> int | None:
     """The first kept position within the match that cannot be restored there."""
+    kept = _restored_alone(match, request)
+    return next((at for at in kept if match.plan_upto(at).tokens != at), None)
+
+
+def _restored_alone(match: Match, request: PrefillRequest) -> list[int]:
+    """The kept positions within the match that need files of their own: windows or states."""
     assert match.space is not None
     if not (match.space.needs.window or match.space.needs.state):
-        return None
+        return []
     kept = kept_positions(len(request.token_ids), request.keep, request.keep_every)
-    return next(
-        (at for at in kept if at <= match.tokens and match.plan_upto(at).tokens != at), None
-    )
+    return [at for at in kept if at <= match.tokens]
+
+
+def _touch(plan: RestorePlan) -> bool:
+    """Mark all files of `plan` as in use now; False when one is gone. Raises OSError."""
+    return all([touch(header.path) for header in plan.files()])
 
 
 def _outcome(

@@ -3,54 +3,86 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
 
 from kvq.errors import CacheNotFound, DamagedFile, UnsupportedFormat
+from kvq.store.disk import store_errors
+from kvq.store.layout import caches_dir
 from kvq.store.manifest import Manifest
 from kvq.store.match import Match
+from kvq.store.names import valid_name
 from kvq.store.store import Store
+
+#: When a manifest's file was written (ns), and its inode.
+_Stamp = tuple[int, int]
+#: A chain's space and last block.
+_End = tuple[str, str]
 
 
 class Records:
-    """The manifests of a store by what they end with. Each is read once, however many ask."""
+    """The manifests of a store by what they end with. Each is read once, until it changes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seen: set[str] = set()
-        #: Names of caches by their space and last block, which depends on all before it.
-        self._names: dict[tuple[str, str], list[str]] = {}
+        #: What was read of each file, and the space and last block, which depends on all before it.
+        self._seen: dict[str, tuple[_Stamp, _End | None]] = {}
+        self._names: dict[_End, set[str]] = {}
 
     def of(self, match: Match, name: str) -> Manifest | None:
         """A manifest of the very blocks of `match`: that of `name`, or another; else None.
 
-        Raises StoreUnavailable.
+        One that knows the quality goes before one that does not. Raises StoreUnavailable.
         """
         assert match.space is not None
         stems = match.stems()
-        own = self._read(name)
-        if own is not None and _is_of(own, match, stems):
-            return own
-        if match.space.codec == "raw":
-            return None  # it has no quality to take over, so the search is not worth its time
+        found = self._read(name, match, stems)
+        if match.space.codec == "raw" or (found and found.quality):
+            return found  # raw has no quality to take over, so a search is not worth its time
         self._read_new()
-        for other in self._names.get((match.space.digest, stems[-1]), ()):
-            manifest = self._read(other)
-            if manifest is not None and _is_of(manifest, match, stems):
+        for other in sorted(self._names.get((match.space.digest, stems[-1]), ())):
+            manifest = self._read(other, match, stems)
+            if manifest is not None and manifest.quality:
                 return manifest
-        return None
+            found = found or manifest
+        return found
 
     def _read_new(self) -> None:
-        for name in self._store.names():
+        for name, stamp in self._stamps():
             if name in self._seen:
-                continue
-            self._seen.add(name)
-            manifest = self._read(name)
-            if manifest is not None and manifest.chain:
-                key = manifest.space, manifest.chain[-1]
-                self._names.setdefault(key, []).append(name)
+                before, end = self._seen[name]
+                if before == stamp:
+                    continue
+                if end is not None:
+                    self._names[end].discard(name)
+            end = None
+            with contextlib.suppress(CacheNotFound, DamagedFile, UnsupportedFormat):
+                manifest = self._store.manifest(name)
+                end = (manifest.space, manifest.chain[-1]) if manifest.chain else None
+            self._seen[name] = stamp, end
+            if end is not None:
+                self._names.setdefault(end, set()).add(name)
 
-    def _read(self, name: str) -> Manifest | None:
+    def _stamps(self) -> Iterator[tuple[str, _Stamp]]:
+        """Every cache's name, and what changes when another manifest takes it."""
+        folder = caches_dir(self._store.path)
+        with (
+            store_errors(folder),
+            contextlib.suppress(FileNotFoundError),
+            os.scandir(folder) as found,
+        ):
+            for entry in found:
+                name, dot, kind = entry.name.rpartition(".json")
+                if dot and not kind and valid_name(name):
+                    with contextlib.suppress(FileNotFoundError):
+                        facts = entry.stat()
+                        yield name, (facts.st_mtime_ns, facts.st_ino)
+
+    def _read(self, name: str, match: Match, stems: tuple[str, ...]) -> Manifest | None:
         with contextlib.suppress(CacheNotFound, DamagedFile, UnsupportedFormat):
-            return self._store.manifest(name)
+            manifest = self._store.manifest(name)
+            if _is_of(manifest, match, stems):
+                return manifest
         return None
 
 

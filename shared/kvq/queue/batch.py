@@ -160,15 +160,17 @@ class Batch:
         return words
 
     def retry(self) -> Counter[str]:
-        """Run its failed and canceled jobs again.
+        """Run its failed jobs again, and those that were stopped while they ran.
 
         Returns how many jobs run `again`, are `pending` anyway, `stored`, or `lost`.
         """
         lifetime = max(1, int(self.facts.expires - time.time()))
-        self._connection.hdel(keys.batch(self.facts.id), "canceled")
         registries = [self._registry(kind) for kind in ("finished", "failed", "canceled")]
         head = [keys.JOB_PREFIX, keys.RESULTS_PREFIX, self.facts.id, lifetime, RETRIES]
-        return self._each_job(scripts.RETRY, [keys.queue(self.facts.queue), *registries], head)
+        words = self._each_job(scripts.RETRY, [keys.queue(self.facts.queue), *registries], head)
+        if words["again"] or words["pending"]:
+            self._connection.hdel(keys.batch(self.facts.id), "canceled")
+        return words
 
     def _registry(self, kind: str) -> str:
         return keys.registry(kind, self.facts.queue)
