@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 def rm(names: tuple[str, ...], store: str, yes: bool, as_json: bool) -> None:
     """Forget the caches that are named, by names or by patterns such as 'batch-7-*'.
 
-    Asks before it forgets more than one. A pattern leaves out what is pinned; a name does not.
-    Their blocks stay on the disk until `kvq gc` finds that no other cache needs them.
+    Asks before it forgets more than one, or what a pattern found. A pattern leaves out what is
+    pinned; a name does not. Their blocks stay on the disk until `kvq gc` finds that no other cache
+    needs them.
     """
     from kvq.store.lifecycle import choose, forget, is_pattern
     from kvq.store.store import Store
