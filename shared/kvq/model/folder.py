@@ -52,9 +52,12 @@ class ModelFacts:
 
         The device would read behind its end.
         """
-        if self.vocab_size is None or not len(ids) or int(ids.max()) < self.vocab_size:
+        if self.vocab_size is None or not len(ids):
             return
-        at = int(np.argmax(ids >= self.vocab_size))
+        foreign = np.asarray(ids) >= self.vocab_size
+        if not foreign.any():
+            return
+        at = int(np.argmax(foreign))
         raise UnknownToken(
             f"token id {ids[at]} (number {at + 1}) is not in the model's vocabulary "
             f"of {self.vocab_size}"
