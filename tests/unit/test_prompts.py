@@ -580,7 +580,9 @@ class TestAnyInput:
         seen = {prompt.line for prompt in prompts} | {fault.line for fault in file.faults.kept}
         assert len(prompts) + file.faults.lines == len(seen)
         if not b"\n".join(lines).startswith(tuple(FOREIGN)):
-            content = b"\n".join(lines).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+            content = [
+                line.removeprefix(b"\xef\xbb\xbf") for line in b"\n".join(lines).split(b"\n")
+            ]
             assert seen == {number for number, line in enumerate(content, 1) if line.strip()}
         for fault in file.faults.kept:
             assert fault.reason
