@@ -28,12 +28,17 @@ def refill(model: Any, caches: Sequence[Any], tokens: int, change: Transform) ->
     for old, new in zip(leaf_caches(caches), leaf_caches(copies), strict=True):
         adapter = adapter_of(old)
         if adapter is None:
-            new.cache = [None if array is None else mx.array(array) for array in old.cache]
+            new.cache = copied(old.cache)
         elif old.keys is not None:
             first = 0 if adapter.window(old)[1] else tokens - adapter.held(old)
             keys, values = adapter.rows(old)
             adapter.fill(new, Rows(change(keys, first), change(values, first)), tokens)
     return copies
+
+
+def copied(state: Sequence[mx.array | None]) -> list[mx.array | None]:
+    """Arrays of their own, for a model may write into those of its cache."""
+    return [None if array is None else mx.array(array) for array in state]
 
 
 def unchanged(rows: mx.array, first: int) -> mx.array:

@@ -12,7 +12,7 @@ from kvq.cache.adapters import Rows, adapter_of
 from kvq.cache.device import memory_bytes
 from kvq.cache.groups import groups_of
 from kvq.cache.leaves import leaf_caches
-from kvq.cache.refill import Transform
+from kvq.cache.refill import Transform, copied
 from kvq.cache.rows import GroupRows
 from kvq.store.keys import BLOCK
 from kvq.store.space import Leaf
@@ -52,7 +52,7 @@ class Rewind:
         for index, leaf in enumerate(leaves):
             adapter = adapter_of(leaf)
             if adapter is None:
-                self._states[index] = _copies(leaf.cache)
+                self._states[index] = copied(leaf.cache)
             elif leaf.keys is not None and (keep := adapter.window(leaf)[1]):
                 keys, values = adapter.rows(leaf)
                 self._first[index] = Rows(keys[:, :, :keep], values[:, :, :keep])
@@ -71,7 +71,7 @@ class Rewind:
         copies: Sequence[Any] = make_prompt_cache(model)
         old, new = leaf_caches(caches), leaf_caches(copies)
         for index, state in self._states.items():
-            new[index].cache = _copies(state)
+            new[index].cache = copied(state)
         for index, rows in self._changed(change).items():
             _fill(new[index], rows, self.start)
         for group in self._full:
@@ -131,8 +131,3 @@ def _fill(cache: Any, rows: Rows, tokens: int) -> None:
     adapter = adapter_of(cache)
     assert adapter is not None
     adapter.fill(cache, rows, tokens)
-
-
-def _copies(state: Sequence[mx.array | None]) -> list[mx.array | None]:
-    """Arrays of their own, for a model may write into those of its cache."""
-    return [None if array is None else mx.array(array) for array in state]

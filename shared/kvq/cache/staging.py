@@ -62,7 +62,7 @@ class Slot:
             return mx.array(self.view[:nbytes])
         tiles = -(-nbytes // _TILE)
         (data,) = _load_kernel()(
-            inputs=[self._place(0)],
+            inputs=[mx.array([self.view.ctypes.data], dtype=mx.uint64)],
             grid=(tiles * _THREADS, 1, 1),
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[(tiles * _TILE // 4,)],
@@ -94,9 +94,6 @@ class Slot:
             for name, place in places.items():
                 place[:] = np.array(arrays[name], copy=False).reshape(-1).view(np.uint8)
         return {name: place.data for name, place in places.items()}
-
-    def _place(self, at: int) -> mx.array:
-        return mx.array([self.view.ctypes.data + at], dtype=mx.uint64)
 
     def _lock(self) -> bool:
         if self._locked is None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 from kvq.errors import CacheNotFound, DamagedFile, UnsupportedFormat
 from kvq.store.disk import store_errors
-from kvq.store.layout import caches_dir
+from kvq.store.layout import manifest_path
 from kvq.store.manifest import Manifest
 from kvq.store.match import Match
-from kvq.store.names import valid_name
 from kvq.store.store import Store
 
 #: When a manifest's file was written (ns), and its inode.
@@ -65,18 +63,11 @@ class Records:
 
     def _stamps(self) -> Iterator[tuple[str, _Stamp]]:
         """Every cache's name, and what changes when another manifest takes it."""
-        folder = caches_dir(self._store.path)
-        with (
-            store_errors(folder),
-            contextlib.suppress(FileNotFoundError),
-            os.scandir(folder) as found,
-        ):
-            for entry in found:
-                name, dot, kind = entry.name.rpartition(".json")
-                if dot and not kind and valid_name(name):
-                    with contextlib.suppress(FileNotFoundError):
-                        facts = entry.stat()
-                        yield name, (facts.st_mtime_ns, facts.st_ino)
+        with store_errors(self._store.path):
+            for name in self._store.names():
+                with contextlib.suppress(FileNotFoundError):
+                    facts = manifest_path(self._store.path, name).stat()
+                    yield name, (facts.st_mtime_ns, facts.st_ino)
 
     def _read(self, name: str, match: Match, stems: tuple[str, ...]) -> Manifest | None:
         with contextlib.suppress(CacheNotFound, DamagedFile, UnsupportedFormat):
