@@ -1,6 +1,15 @@
-"""Affine groups with 16-bit scales, and standardized channels: the arithmetic, on the device."""
+"""Affine groups with 16-bit scales, and standardized channels: the arithmetic, on the device.
+
+Each function is a run of elementwise steps around a reduction or two. A GPU gets these as few
+kernels (`mx.compile`); MLX's CPU build would start a C++ compiler for that, and runs them as they
+are.
+"""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -8,6 +17,8 @@ from kvq.codec.coding import LayerCoding
 
 #: Below these a step would be lost to flushing of subnormal numbers.
 _SMALLEST_STEP = {mx.bfloat16: 2.0**-100, mx.float16: 2.0**-24}
+
+_FLOAT16_MAX = 65504.0
 
 
 def scale_dtype(dtype: mx.Dtype) -> mx.Dtype:
@@ -21,49 +32,84 @@ def quantize(
     """Codes (uint32), scales and biases of `x` [..., dim], as the package's docstring lays out.
 
     Scales and biases are of the 16-bit float `dtype`. No value is off by more than half its
-    scale, up to the rounding of float32.
+    scale, up to the rounding of float32. Lazy.
     """
-    levels = 2**coding.bits - 1
-    x = x.astype(mx.float32)
     if coding.padded_dim > coding.dim:  # with the last value, which cannot widen a group's range
         padding = [(0, 0)] * (x.ndim - 1) + [(0, coding.padded_dim - coding.dim)]
         x = mx.pad(x, padding, mode="edge")
-    rows = x.shape[:-1]
-    groups = x.reshape(*rows, coding.padded_dim // coding.group_size, coding.group_size)
-
-    # The bias is rounded down and the step up, so that bias .. bias + levels * step covers the
-    # group whatever 16 bits can hold; only then are the codes found, with what a reader will see.
-    # So none of them is below 0 or above the levels.
-    bias = _round_down(groups.min(axis=-1, keepdims=True), dtype)
-    span = groups.max(axis=-1, keepdims=True) - bias.astype(mx.float32)
-    step = _round_up(mx.maximum(span / levels, _SMALLEST_STEP[dtype]), dtype)
-    # Half a step up, and what is behind the point cut off: one pass less than rounding.
-    wide = step.astype(mx.float32)
-    codes = (groups - (bias.astype(mx.float32) - wide / 2)) / wide
-    codes = codes.astype(mx.uint8).reshape(*rows, coding.padded_dim)
-    return _pack(codes, coding.bits), step.squeeze(-1), bias.squeeze(-1)
+    q, s, b = _fused(_quantize, coding, dtype)(x)
+    return q, s, b
 
 
 def dequantize(
-    codes: mx.array, scales: mx.array, biases: mx.array, coding: LayerCoding
+    codes: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    coding: LayerCoding,
+    dtype: mx.Dtype,
+    channels: Sequence[mx.array] = (),
 ) -> mx.array:
-    """float32 values [..., dim]."""
-    x = mx.dequantize(
-        codes,
-        scales.astype(mx.float32),
-        biases.astype(mx.float32),
-        group_size=coding.group_size,
-        bits=coding.bits,
-    )
-    return x[..., : coding.dim]
+    """Values [..., dim], computed in float32 and rounded once, to `dtype`. Lazy.
+
+    `channels` are the mean and the deviation that `standardize` gave, where it was called.
+    """
+    x: mx.array = _fused(_dequantize, coding, dtype)(codes, scales, biases, *channels)
+    return x
 
 
 def standardize(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """`x` [layers, heads, tokens, dim] with each channel moved and scaled to mean 0, deviation 1.
 
     Returns it in float32, with the means and deviations [layers, heads, 1, dim] as 16-bit floats;
-    computed with these as rounded.
+    computed with these as rounded. Lazy.
     """
+    standard, mean, deviation = _fused(_standardize)(x)
+    return standard, mean, deviation
+
+
+def _quantize(
+    coding: LayerCoding, dtype: mx.Dtype, x: mx.array
+) -> tuple[mx.array, mx.array, mx.array]:
+    levels = 2**coding.bits - 1
+    rows = x.shape[:-1]
+    groups = x.reshape(*rows, coding.padded_dim // coding.group_size, coding.group_size)
+    low = groups.min(axis=-1, keepdims=True).astype(mx.float32)
+    high = groups.max(axis=-1, keepdims=True).astype(mx.float32)
+
+    # The bias is rounded down and the step up, so that bias .. bias + levels * step covers the
+    # group whatever 16 bits can hold; only then are the codes found, with what a reader will see.
+    # So none of them is below 0 or above the levels.
+    bias = _round_down(low, dtype)
+    span = high - bias.astype(mx.float32)
+    step = _round_up(mx.maximum(span / levels, _SMALLEST_STEP[dtype]), dtype)
+    # Half a step up, and what is behind the point cut off: one pass less than rounding.
+    wide = step.astype(mx.float32)
+    codes = (groups.astype(mx.float32) - (bias.astype(mx.float32) - wide / 2)) / wide
+    codes = codes.astype(mx.uint8).reshape(*rows, coding.padded_dim)
+    return _pack(codes, coding.bits), step.squeeze(-1), bias.squeeze(-1)
+
+
+def _dequantize(
+    coding: LayerCoding,
+    dtype: mx.Dtype,
+    codes: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    *channels: mx.array,
+) -> mx.array:
+    rows = codes.shape[:-1]
+    x = _unpack(codes, coding.bits).reshape(*scales.shape, coding.group_size).astype(mx.float32)
+    x = x * scales.astype(mx.float32)[..., None] + biases.astype(mx.float32)[..., None]
+    x = x.reshape(*rows, coding.padded_dim)[..., : coding.dim]
+    if channels:
+        mean, deviation = channels
+        x = x * deviation.astype(mx.float32) + mean.astype(mx.float32)
+    if dtype == mx.float16:  # half a step above its largest number it would be infinite
+        x = mx.clip(x, -_FLOAT16_MAX, _FLOAT16_MAX)
+    return x.astype(dtype)
+
+
+def _standardize(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     dtype = scale_dtype(x.dtype)
     x = x.astype(mx.float32)
     mean = x.mean(axis=2, keepdims=True).astype(dtype)
@@ -74,9 +120,16 @@ def standardize(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     return centered / deviation.astype(mx.float32), mean, deviation
 
 
-def unstandardize(x: mx.array, mean: mx.array, deviation: mx.array) -> mx.array:
-    """The float32 values that `standardize` was given, up to the quantization in between."""
-    return x * deviation.astype(mx.float32) + mean.astype(mx.float32)
+def _fused(steps: Callable[..., Any], *how: Any) -> Callable[..., Any]:
+    """`steps` with its first arguments, in few kernels where the device is a GPU."""
+    if mx.default_device().type == mx.cpu:
+        return functools.partial(steps, *how)
+    return _compiled(steps, *how)
+
+
+@functools.cache
+def _compiled(steps: Callable[..., Any], *how: Any) -> Callable[..., Any]:
+    return mx.compile(functools.partial(steps, *how))
 
 
 def _pack(codes: mx.array, bits: int) -> mx.array:
@@ -85,6 +138,15 @@ def _pack(codes: mx.array, bits: int) -> mx.array:
         pairs = codes.view(mx.uint16)  # the second code of a pair is the high byte
         codes = ((pairs | (pairs >> 4)) & 0xFF).astype(mx.uint8)
     return codes.view(mx.uint32)
+
+
+def _unpack(words: mx.array, bits: int) -> mx.array:
+    """The codes [..., n * 32 / bits] in little-endian uint32 words [..., n]."""
+    if bits == 8:
+        return words.view(mx.uint8)
+    shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
+    codes: mx.array = (words[..., None] >> shifts) & (2**bits - 1)
+    return codes
 
 
 def _round_up(x: mx.array, dtype: mx.Dtype) -> mx.array:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 #: Fewer tokens than these (after the sinks) are not worth their channels' means and deviations.
 FEWEST_SCALED_TOKENS = 8
 
-_FLOAT16_MAX = 65504.0
-
 _CODES = ("q", "s", "b")
 _CHANNELS = ("m", "d")
 
@@ -58,13 +56,9 @@ def decode(parts: Mapping[str, mx.array], coding: LayerCoding, dtype: mx.Dtype) 
     if "sink" in parts:
         pieces.append(parts["sink"].astype(dtype))
     if "q" in parts:
-        # In float32, and rounded once: in bfloat16 each product and sum would be rounded.
-        rest = affine.dequantize(parts["q"], parts["s"], parts["b"], coding)
-        if coding.channels:
-            rest = affine.unstandardize(rest, parts["m"], parts["d"])
-        if dtype == mx.float16:  # half a step above its largest number it would be infinite
-            rest = mx.clip(rest, -_FLOAT16_MAX, _FLOAT16_MAX)
-        pieces.append(rest.astype(dtype))
+        channels = [parts[name] for name in _CHANNELS] if coding.channels else ()
+        q, s, b = (parts[name] for name in _CODES)
+        pieces.append(affine.dequantize(q, s, b, coding, dtype, channels))
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 
 
