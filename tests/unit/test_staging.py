@@ -11,7 +11,7 @@ import zoo
 
 from kvq.cache import filling, staging
 from kvq.cache.leaves import leaf_caches
-from kvq.cache.staging import Outgoing, Slot, Staging
+from kvq.cache.staging import Outgoing, Sent, Slot, Staging
 from kvq.model.loading import load
 from kvq.prefill import Prefiller, PrefillRequest
 from kvq.store import End, Store
@@ -37,9 +37,23 @@ def test_where_memory_is_unified_arrays_go_out_as_they_are() -> None:
     arrays = {"a": mx.arange(5, dtype=mx.uint16)}
     outgoing = Outgoing(arrays)
     assert outgoing.arrays() == [arrays["a"]]
-    data, written = outgoing.send()
-    assert data is arrays
-    written()
+    sent = outgoing.send()
+    assert sent.data("a") is arrays["a"]
+    sent.done()
+
+
+def test_what_a_card_has_is_fetched_when_it_is_asked_for_and_let_go_of_when_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Staging()
+    monkeypatch.setattr(staging, "STAGING", pool)
+    arrays = {"a": mx.arange(5, dtype=mx.uint16), "b": mx.array([[1.5]])}
+    sent = Sent(arrays, addresses=[1, 2])  # without a card, the arrays themselves are read
+    assert bytes(sent.data("b")) == np.array(arrays["b"]).tobytes()
+    assert bytes(sent.data("a")) == np.array(arrays["a"]).tobytes()
+    assert pool._free == []
+    sent.done()
+    assert len(pool._free) == 1
 
 
 def test_free_buffers_are_used_again_and_kept_up_to_a_limit() -> None:

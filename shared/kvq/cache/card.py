@@ -1,7 +1,6 @@
 """What MLX has no call for on a CUDA card: host memory that the card reaches itself, and copies
-that leave its processors alone. A few functions of the driver's C interface, reached by ctypes.
-
-Call these on a thread that has used MLX: the driver works in that thread's context.
+that leave its processors alone. A few functions of the driver's C interface, reached by ctypes,
+from any thread.
 """
 
 from __future__ import annotations
@@ -39,16 +38,20 @@ def map_memory(size: int) -> npt.NDArray[np.uint8]:
 
 def lock(memory: npt.NDArray[np.uint8]) -> bool:
     """Page-lock what `map_memory` gave until it is freed; False where that cannot be had."""
-    driver = _driver()
-    if driver is None:
+    if not is_reachable():
         return False
     address = ctypes.c_void_p(memory.ctypes.data)
     size = ctypes.c_size_t(memory.nbytes)
-    if driver.cuMemHostRegister_v2(address, size, ctypes.c_uint(_PORTABLE | _MAPPED)) != 0:
+    flags = ctypes.c_uint(_PORTABLE | _MAPPED)
+    if _entered().cuMemHostRegister_v2(address, size, flags) != 0:
         return False
     # The mapping goes right after its array, so the driver has to let go of it before.
-    weakref.finalize(memory, driver.cuMemHostUnregister, address).atexit = False
+    weakref.finalize(memory, _unlock, address).atexit = False
     return True
+
+
+def _unlock(address: ctypes.c_void_p) -> None:
+    _entered().cuMemHostUnregister(address)
 
 
 def copy_to_host(copies: Sequence[tuple[int, int, int]]) -> None:
@@ -56,8 +59,7 @@ def copy_to_host(copies: Sequence[tuple[int, int, int]]) -> None:
 
     The host memory is locked; what is at the card's addresses is computed. Raises RuntimeError.
     """
-    driver, stream = _driver(), _copy_stream()
-    assert driver is not None
+    driver, stream = _entered(), _copy_stream()
     for host, card, nbytes in copies:
         _check(
             driver.cuMemcpyDtoHAsync_v2(
@@ -75,15 +77,31 @@ def _driver() -> ctypes.CDLL | None:
         return None
 
 
-@functools.cache
-def _copy_stream() -> ctypes.c_void_p:
+def _entered() -> ctypes.CDLL:
+    """The driver, with the card's context as this thread's: the one that MLX works in too."""
     driver = _driver()
     assert driver is not None
+    _check(driver.cuCtxSetCurrent(_context()))
+    return driver
+
+
+@functools.cache
+def _context() -> ctypes.c_void_p:
+    driver = _driver()
+    assert driver is not None
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver.cuDeviceGet(ctypes.byref(device), 0))
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    return context
+
+
+@functools.cache
+def _copy_stream() -> ctypes.c_void_p:
     stream = ctypes.c_void_p()
-    _check(driver.cuStreamCreate(ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING)))
+    _check(_entered().cuStreamCreate(ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING)))
     return stream
 
 
 def _check(result: int) -> None:
     if result != 0:
-        raise RuntimeError(f"the CUDA driver failed to copy from the card (CUresult {result})")
+        raise RuntimeError(f"the CUDA driver does not do what it is asked for (CUresult {result})")

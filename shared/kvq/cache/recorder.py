@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +127,13 @@ class Recorder:
     def hand_over(self, files: Sequence[BuiltFile]) -> None:
         """Give files to the writer, once their arrays are evaluated."""
         for file in files:
-            data, written = file.outgoing.send()
+            sent = file.outgoing.send()
             tensors = [
-                Tensor(name=name, dtype=dtype, shape=shape, data=data[name])
+                Tensor(name=name, dtype=dtype, shape=shape, data=partial(sent.data, name))
                 for name, (dtype, shape) in file.tensors.items()
             ]
             self._writer.submit(
-                file.path, file.meta, tensors, checkpoint=file.checkpoint, written=written
+                file.path, file.meta, tensors, checkpoint=file.checkpoint, written=sent.done
             )
             if file.checkpoint:
                 self._checkpoints.append((file.meta.end, file.path))

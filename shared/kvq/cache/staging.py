@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -46,7 +45,7 @@ _ADDRESS = "address[0] = reinterpret_cast<unsigned long long>(data);"
 class Slot:
     """One buffer of `size` bytes: `view` is its memory, for threads that read and write files.
 
-    `load` and `store` belong to the thread that runs MLX.
+    `load` belongs to the thread that runs MLX.
     """
 
     def __init__(self, size: int) -> None:
@@ -72,22 +71,22 @@ class Slot:
         return staged
 
     def store(
-        self, arrays: Mapping[str, mx.array], addresses: Sequence[mx.array]
+        self, arrays: Mapping[str, mx.array], addresses: Sequence[int]
     ) -> dict[str, memoryview]:
         """The bytes of evaluated, contiguous arrays here, by name; returns once they are here.
 
-        The card's copy engine fetches them, so the model's next chunk runs meanwhile.
+        `addresses` are where they are on the card, whose copy engine fetches them while it computes
+        something else. Touches MLX only where the buffer cannot be locked.
         """
         places, at = {}, 0
         for name, array in arrays.items():
             places[name] = self.view[at : at + array.nbytes]
             at += _aligned(array.nbytes)
         if self._lock():
-            where = (np.array(address).item() for address in addresses)
             copy_to_host(
                 [
                     (place.ctypes.data, address, place.nbytes)
-                    for place, address in zip(places.values(), where, strict=True)
+                    for place, address in zip(places.values(), addresses, strict=True)
                 ]
             )
         else:
@@ -134,7 +133,7 @@ STAGING = Staging()
 class Outgoing:
     """A file's arrays, by name, on their way to the thread that writes it.
 
-    Built lazily: evaluate `arrays()` before `send`.
+    Built lazily: evaluate `arrays()`, then `send`.
     """
 
     def __init__(self, arrays: Mapping[str, mx.array]) -> None:
@@ -145,17 +144,36 @@ class Outgoing:
     def arrays(self) -> list[mx.array]:
         return [*self._arrays.values(), *self._addresses]
 
-    def send(self) -> tuple[Mapping[str, Any], Callable[[], None]]:
-        """The bytes by name, each of which a memoryview can be made of, and what to call once they
-        are written. Without a card to copy from, they are the arrays' own."""
-        if not self._addresses:
-            return self._arrays, _nothing
-        slot = STAGING.take(sum(_aligned(array.nbytes) for array in self._arrays.values()))
-        return slot.store(self._arrays, self._addresses), partial(STAGING.give_back, slot)
+    def send(self) -> Sent:
+        """Call it on the thread that runs MLX; what it gives is for the one that writes."""
+        return Sent(self._arrays, [np.array(one).item() for one in self._addresses])
 
 
-def _nothing() -> None:
-    pass
+class Sent:
+    """The bytes of a file's arrays for the thread that writes it, which calls `data`, then `done`.
+
+    Without a card to copy from (no `addresses`) they are the arrays' own memory.
+    """
+
+    def __init__(self, arrays: Mapping[str, mx.array], addresses: Sequence[int]) -> None:
+        self._arrays = arrays
+        self._addresses = addresses
+        self._slot: Slot | None = None
+        self._data: Mapping[str, Any] = {} if addresses else arrays
+
+    def data(self, name: str) -> Any:
+        """The bytes of one array, as anything that a memoryview can be made of."""
+        if not self._data:
+            self._slot = STAGING.take(sum(_aligned(one.nbytes) for one in self._arrays.values()))
+            self._data = self._slot.store(self._arrays, self._addresses)
+        return self._data[name]
+
+    def done(self) -> None:
+        """What `data` gave is read no more."""
+        self._arrays, self._data = {}, {}
+        if self._slot is not None:
+            STAGING.give_back(self._slot)
+            self._slot = None
 
 
 def tensor_in(data: mx.array, info: TensorInfo) -> mx.array:

@@ -43,8 +43,8 @@ _ITEM_BYTES |= {"F64": 8, "I64": 8, "U64": 8, "U16": 2, "I16": 2}
 class Tensor:
     """One tensor to write: safetensors dtype name, shape, and its bytes in C order.
 
-    `data` is anything that a memoryview can be made of, such as an evaluated array: asked for its
-    memory only when the file is written, by the thread that writes it.
+    `data` is anything that a memoryview can be made of, such as an evaluated array, or a function
+    that gives it: asked for only when the file is written, by the thread that writes it.
     """
 
     name: str
@@ -58,7 +58,9 @@ class Tensor:
 
     def view(self) -> memoryview:
         """The tensor's bytes, flat."""
-        return memoryview(self.data).cast("B") if self.nbytes else memoryview(b"")
+        if not self.nbytes:
+            return memoryview(b"")
+        return memoryview(self.data() if callable(self.data) else self.data).cast("B")
 
 
 @dataclass(frozen=True, kw_only=True)
