@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,32 @@ def test_a_stopped_prefill_goes_on_from_its_last_block(tmp_path: Path, name: str
     assert files(stopped) == files(make(tmp_path / "calm", name))
     for path in stopped.store.path.rglob("*.safetensors"):
         read_data(read_header(path))  # raises where a digest does not hold
+
+
+def test_the_device_has_a_chunk_to_do_while_the_one_before_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefiller = make(tmp_path)
+    prefiller.spaces.of("raw")
+    events: list[str] = []
+    kind = type(prefiller.llm.model)
+    call = kind.__call__
+
+    def watched(model: Any, ids: Any, **options: Any) -> Any:
+        events.append(f"computes {ids.shape[1]}")
+        return call(model, ids, **options)
+
+    monkeypatch.setattr(kind, "__call__", watched)
+    prefiller.run(
+        ask(ids_of("llama-16", 3 * STEP + 1)),
+        on_chunk=lambda done, total: events.append(f"{done} done"),
+    )
+    assert events == [
+        "0 done",
+        *("computes 128", "computes 128", "128 done"),
+        *("computes 128", "256 done"),
+        *("computes 1", "384 done", "385 done"),
+    ]
 
 
 def test_a_second_run_computes_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -81,3 +82,26 @@ def test_rows_come_back_as_the_blocks_of_files_do(name, dtype, dim, first, stop)
     changed = through(codec)(rows, first)
     assert changed.dtype == dtype
     assert mx.array_equal(changed, mx.concatenate(blocks, axis=2))
+
+
+def test_what_was_changed_is_in_memory_for_some_layers_at_a_time(monkeypatch) -> None:
+    small = zoo.by_name("llama-64")
+    model = replace(small, config={**small.config, "num_hidden_layers": 24}).build()
+    ids = mx.array(zoo.prompt(small, 2048))[None]
+    caches = make_prompt_cache(model)
+    model(ids[:, :1], cache=caches)
+    past = Rewind(describe(caches), 2000)
+    for low, high in ((1, 2000), (2000, 2048)):
+        model(ids[:, low:high], cache=caches)
+        past.watch(caches, high)
+        mx.eval([cache.state for cache in caches], past.arrays())
+    held = sum(cache.nbytes for cache in caches)
+    monkeypatch.setattr("kvq.cache.rewind.memory_bytes", lambda: 0)  # a layer at a time
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    lossy = past.caches(model, caches, through(codecs.get("q8")))
+    logits = model(ids[:, 2000:], cache=lossy)
+    del lossy
+    mx.eval(logits)
+    assert mx.get_peak_memory() - before < held / 2

@@ -17,7 +17,7 @@ from kvq.cache.rows import GroupRows
 from kvq.store.keys import BLOCK
 from kvq.store.space import Leaf
 
-#: The part of the device's memory that rows may be of which are changed at a time, unless those of
+#: The part of the device's memory that rows may be of which are changed together, unless those of
 #: one layer are more: a change needs many times their memory.
 _ROWS_PART = 256
 
@@ -66,7 +66,8 @@ class Rewind:
     def caches(self, model: Any, caches: Sequence[Any], change: Transform) -> Sequence[Any]:
         """New caches of `model` at `start`, from those that were watched, their rows changed.
 
-        Recurrent states are as they were. Rows of full layers are evaluated, some layers at a time.
+        Recurrent states are as they were. Lazy: let go of the new caches before what a model makes
+        of them is evaluated, and what was changed is in memory for some layers at a time only.
         """
         copies: Sequence[Any] = make_prompt_cache(model)
         old, new = leaf_caches(caches), leaf_caches(copies)
@@ -83,7 +84,6 @@ class Rewind:
                 for number, index in enumerate(batch):
                     own = Rows(*(side[number : number + 1] for side in changed))
                     _fill(new[index], own, self.start)
-                mx.eval(changed)
         return copies
 
     def _changed(self, change: Transform) -> dict[int, Rows]:

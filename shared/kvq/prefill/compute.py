@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from kvq.cache.container import KVCacheContainer
 from kvq.cache.device import memory_bytes
@@ -43,13 +45,15 @@ def compute(
 ) -> float:
     """Feed the rest of the prompt and hand every finished block to the recorder; the seconds.
 
-    Ends at most one chunk after `on_chunk` raises; the error goes on to the caller.
+    The device may go on with the gate's replay. Ends at most one chunk after `on_chunk` raises; the
+    error goes on to the caller.
     """
     ids, start = task.ids, caches.tokens
     if start:
         recorder.begin(caches, start)
         gate.begin(caches, start)
-    spare = memory_bytes() // _SPARE_PART
+    # In one go: an array that is made while the device computes can have to wait for it.
+    prompt = mx.array(ids)[None]
     began = time.monotonic()
     on_chunk(start, len(ids))
     ends = chunk_ends(
@@ -57,15 +61,24 @@ def compute(
         len(ids),
         step=task.step,
         stops=[*task.stops, *gate.stops],
-        last_alone=task.keep_logits,
+        # A gate listens to the logits of some last tokens, which are a chunk of their own then.
+        last_alone=task.keep_logits and not gate.stops,
     )
-    done = start
-    flying: list[BuiltFile] = []
-    for end in ends:
-        logits = task.model(mx.array(ids[done:end])[None], cache=caches)[0]
+
+    def land(chunk: _Chunk) -> None:
+        mx.eval(chunk.arrays)
+        recorder.hand_over(chunk.files)
+        on_chunk(chunk.end, len(ids))
+
+    flying: _Chunk | None = None
+    for low, end in pairwise([start, *ends]):
+        logits = task.model(prompt[:, low:end], cache=caches)[0]
         # The logits of a chunk that nobody listens to are never evaluated.
-        states = [[cache.state for cache in caches], gate.listen(caches, logits, end)]
-        mx.async_eval(states)  # type: ignore[no-untyped-call]
+        heard = gate.listen(caches, logits, end)
+        states = [cache.state for cache in caches]
+        mark = _mark(states)
+        mx.async_eval(states, heard, mark)  # type: ignore[no-untyped-call]
+        del states  # the next chunk's rows go where these are, if nobody else holds them
         # While the device computes, the chunk's files are built, and those of the one before go to
         # the writer's threads.
         recorder.capture(caches, end)
@@ -73,16 +86,38 @@ def compute(
             recorder.keep_logits(logits[-1])
         built = recorder.arrays()
         mx.async_eval(built)  # type: ignore[no-untyped-call]
-        landed, flying = flying, recorder.take()
-        recorder.hand_over(landed)
-        if done > start:
-            on_chunk(done, len(ids))
-        mx.eval(states, built)
-        if mx.get_cache_memory() > spare:
-            mx.clear_cache()
-        done = end
+        landing, flying = flying, _Chunk(end, [mark, *heard, *built], recorder.take())
+        if landing is not None:
+            land(landing)
+            _free_spare()
         caches.advance(end - caches.tokens)
-    recorder.hand_over(flying)
-    gate.replay(caches)
-    on_chunk(done, len(ids))
+    replayed = gate.prepare(caches)
+    if flying is not None:
+        land(flying)
+    mx.async_eval(replayed)  # type: ignore[no-untyped-call]
     return time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What the device works on until the next chunk is on its way to it, too.
+
+    So the device never waits for Python between two chunks.
+    """
+
+    end: int
+    arrays: list[mx.array]
+    files: list[BuiltFile]
+
+
+def _mark(states: Sequence[Any]) -> mx.array:
+    """One number that is there when the last layer's `states` are, and holds nothing else."""
+    arrays = [leaf for _, leaf in tree_flatten(states) if isinstance(leaf, mx.array) and leaf.size]
+    mark: mx.array = arrays[-1][(0,) * arrays[-1].ndim] + 0
+    return mark
+
+
+def _free_spare() -> None:
+    """Give free buffers back where they are many; the device finishes its work first."""
+    if mx.get_cache_memory() > memory_bytes() // _SPARE_PART:
+        mx.clear_cache()

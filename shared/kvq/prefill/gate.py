@@ -92,11 +92,12 @@ class Gate:
         self.start = max(begin, len(ids) - replay_tokens(len(ids)))
         self.measured: dict[str, Quality] = {}
         self._model = model
-        self._tail = ids[self.start :]
+        self._tail = mx.array(ids[self.start :])[None]
         self._names = tuple(names) if 0 < self.start < len(ids) else ()
         self._limit = limit
         self._past = Rewind(leaves, self.start)
         self._exact: list[mx.array] = []
+        self._lossy: mx.array | None = None
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -121,15 +122,32 @@ class Gate:
         self._exact.append(logits)
         return [*self._past.arrays(), logits]
 
+    def prepare(self, caches: Sequence[Any]) -> list[mx.array]:
+        """Describe the replay of the first codec; the last chunk need not be evaluated yet.
+
+        Returns what `replay` will wait for, so that the device can begin with it.
+        """
+        if not self._exact:
+            return []
+        self._lossy = self._logits(caches, self._names[0])
+        return [self._lossy]
+
     def replay(self, caches: Sequence[Any]) -> None:
         """After the last chunk: fill `measured`, with what a resume at `start` would predict."""
         if not self._exact:
             return
         exact = mx.concatenate(self._exact, axis=0)
+        prepared, self._lossy = self._lossy, None
         for name in self._names:
-            lossy = self._past.caches(self._model, caches, through(codecs.get(name)))
-            logits = self._model(mx.array(self._tail)[None], cache=lossy)[0]
-            self.measured[name] = measure(exact, logits)
+            lossy = self._logits(caches, name) if prepared is None else prepared
+            prepared = None
+            self.measured[name] = measure(exact, lossy)
             if self._limit is not None and self.measured[name].mean_kl <= self._limit:
                 break
         self._exact.clear()
+
+    def _logits(self, caches: Sequence[Any], name: str) -> mx.array:
+        """Logits [n, vocab] of the tail after rows that went through the codec. Lazy."""
+        lossy = self._past.caches(self._model, caches, through(codecs.get(name)))
+        logits: mx.array = self._model(self._tail, cache=lossy)[0]
+        return logits

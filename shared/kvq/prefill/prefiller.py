@@ -177,7 +177,9 @@ class Prefiller:
                 writer.finish()
         finally:
             writer.close()
+        # The device is at the gate's replay while what was written is looked up.
         stored = self._match(codec, request)
+        gate.replay(caches)
         if request.name is None and _is_stored(stored, request):
             self._memory.put(request.token_ids, caches, lossy_prefix)
         outcome = _outcome(
@@ -240,7 +242,8 @@ class Prefiller:
         if remembered is not None:
             return remembered
         caches = match.load(self.llm.model, upto=tokens)
-        mx.clear_cache()
+        if tokens:  # what a restore leaves behind fits no chunk
+            mx.clear_cache()
         return caches, 0 if codecs.get(match.space.codec).exact else caches.tokens
 
     def _match(self, codec: str, request: PrefillRequest) -> Match:
