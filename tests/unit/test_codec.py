@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -365,3 +366,22 @@ def test_the_largest_float16_does_not_become_infinite(name: str) -> None:
     rows[0, 0, 5, 7], rows[0, 0, 6, 7] = 65504.0, -65504.0
     decoded = coder.decode(coder.encode(rows, raw_tokens=0), dim=64, dtype=mx.float16)
     assert mx.all(mx.isfinite(decoded)).item()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="MLX calls a compiler for it on a CPU")
+@pytest.mark.parametrize("dim", [64, 80])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", ["q8", "q4"])
+def test_in_few_kernels_as_on_a_gpu_every_bit_is_the_same(name, dtype, dim, monkeypatch) -> None:
+    from kvq.codec import affine
+
+    one = codec.get(name)
+    x = records((2, 3, 20, dim), dtype)
+    parts = one.encode(x, raw_tokens=4)
+    back = one.decode(parts, dim=dim, dtype=DTYPES[dtype])
+    monkeypatch.setattr(affine, "_fused", affine._compiled)
+    fused = one.encode(x, raw_tokens=4)
+    assert fused.keys() == parts.keys()
+    for part in parts:
+        assert mx.array_equal(fused[part], parts[part]), part
+    assert mx.array_equal(one.decode(parts, dim=dim, dtype=DTYPES[dtype]), back)

@@ -141,11 +141,11 @@ def _pack(codes: mx.array, bits: int) -> mx.array:
 
 
 def _unpack(words: mx.array, bits: int) -> mx.array:
-    """The codes [..., n * 32 / bits] in little-endian uint32 words [..., n]."""
-    if bits == 8:
-        return words.view(mx.uint8)
-    shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
-    codes: mx.array = (words[..., None] >> shifts) & (2**bits - 1)
+    """The uint8 codes [..., n * 32 / bits] of little-endian uint32 words [..., n]."""
+    codes = words.view(mx.uint8)
+    if bits == 4:
+        pairs = codes.astype(mx.uint16)
+        codes = ((pairs | (pairs << 4)) & 0x0F0F).view(mx.uint8)
     return codes
 
 
