@@ -9,6 +9,45 @@ import click
 from benchmarks.shapes import SHAPES
 
 _ROOT = Path(__file__).parents[2]
+_COUNT = click.IntRange(min=1)
+_RATE = click.FloatRange(min=0, min_open=True)
+
+
+class _Counts(click.ParamType):
+    """Whole numbers from 1 on with commas between them, such as 1024,2048."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        return [_COUNT.convert(one, param, ctx) for one in value.split(",")]
+
+
+class _Sizes(click.ParamType):
+    """A shape and numbers of tokens, such as gemma3-270m:1024,2048."""
+
+    name = "sizes"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, list[int]]:
+        shape, _, lengths = value.partition(":")
+        if shape not in SHAPES or not lengths:
+            self.fail(f"{value!r} is not like gemma3-270m:1024,2048 ({', '.join(SHAPES)})")
+        return shape, _Counts().convert(lengths, param, ctx)
+
+
+class _Codecs(click.ParamType):
+    """Lossy codecs, or auto, with commas between them."""
+
+    name = "codecs"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[str]:
+        choice = click.Choice(["q8", "q4", "auto"])
+        return [choice.convert(one, param, ctx) for one in value.split(",")]
 
 
 @click.group()
@@ -17,8 +56,10 @@ def main() -> None:
 
 
 _shape = click.option("--shape", type=click.Choice(list(SHAPES)), default="gemma3-270m")
-_tokens = click.option("--tokens", default=2048, show_default=True)
-_runs = click.option("--runs", default=3, show_default=True, help="Counted runs of each way.")
+_tokens = click.option("--tokens", type=_COUNT, default=2048, show_default=True)
+_runs = click.option(
+    "--runs", type=_COUNT, default=3, show_default=True, help="Counted runs of each way."
+)
 _folder = click.option("--folder", help="Where to put the files (default: the temp folder).")
 _codec = click.option("--codec", type=click.Choice(["raw", "q8", "q4"]), default="raw")
 
@@ -43,7 +84,7 @@ def restore(shape: str, tokens: int, codec: str, runs: int, folder: str | None, 
 @_codec
 @_runs
 @_folder
-@click.option("--step", default=2048, show_default=True, help="Tokens in a chunk.")
+@click.option("--step", type=_COUNT, default=2048, show_default=True, help="Tokens in a chunk.")
 def prefill_overhead(
     shape: str, tokens: int, codec: str, runs: int, folder: str | None, step: int
 ) -> None:
@@ -67,9 +108,9 @@ def save(shape: str, tokens: int, codec: str, runs: int, folder: str | None) -> 
 
 
 @main.command()
-@click.option("--blocks", default=100_000, show_default=True)
-@click.option("--tokens", default=32_768, show_default=True)
-@click.option("--runs", default=20, show_default=True)
+@click.option("--blocks", type=_COUNT, default=100_000, show_default=True)
+@click.option("--tokens", type=_COUNT, default=32_768, show_default=True)
+@click.option("--runs", type=_COUNT, default=20, show_default=True)
 @_folder
 def match(blocks: int, tokens: int, runs: int, folder: str | None) -> None:
     """Finding a prompt's longest stored prefix in a large store."""
@@ -84,14 +125,14 @@ _plot = click.option(
 
 
 @main.command("restore-plot")
-@click.argument("sizes", nargs=-1)
+@click.argument("sizes", nargs=-1, type=_Sizes())
 @_codec
 @_runs
 @_folder
 @click.option("--rows", type=click.Path(path_type=Path), help="JSON of the timings.")
 @_plot
 def restore_plot(
-    sizes: tuple[str, ...],
+    sizes: tuple[tuple[str, list[int]], ...],
     codec: str,
     runs: int,
     folder: str | None,
@@ -104,9 +145,8 @@ def restore_plot(
     """
     from benchmarks.restore_plot import run
 
-    pairs = [one.partition(":") for one in sizes]
     run(
-        [(shape, _numbers(lengths)) for shape, _, lengths in pairs],
+        sizes,
         codec=codec,
         runs=runs,
         folder=folder,
@@ -128,15 +168,21 @@ _text = click.option(
 @_codec
 @_runs
 @_text
-@click.option("--lengths", default="256,512,1024,2048,4096,8192", show_default=True)
-@click.option("--cold-seconds", default=60.0, show_default=True, help="No cold run longer than it.")
+@click.option("--lengths", type=_Counts(), default="256,512,1024,2048,4096,8192", show_default=True)
+@click.option(
+    "--cold-seconds",
+    type=_RATE,
+    default=60.0,
+    show_default=True,
+    help="No cold run longer than it.",
+)
 @_plot
 def ttft(
     model: str,
     codec: str,
     runs: int,
     text: Path,
-    lengths: str,
+    lengths: list[int],
     cold_seconds: float,
     plot: Path | None,
 ) -> None:
@@ -145,7 +191,7 @@ def ttft(
 
     run(
         model,
-        _numbers(lengths),
+        lengths,
         codec=codec,
         runs=runs,
         text=text,
@@ -158,8 +204,8 @@ def ttft(
 @_model
 @_codec
 @_text
-@click.option("--prompts", default=100, show_default=True)
-@click.option("--tokens", default=4096, show_default=True)
+@click.option("--prompts", type=_COUNT, default=100, show_default=True)
+@click.option("--tokens", type=_COUNT, default=4096, show_default=True)
 def shared_prefix(model: str, codec: str, text: Path, prompts: int, tokens: int) -> None:
     """Prompts that share nine tenths, against one prefill or one process for each."""
     from benchmarks.shared_prefix import run
@@ -168,7 +214,7 @@ def shared_prefix(model: str, codec: str, text: Path, prompts: int, tokens: int)
 
 
 @main.command()
-@click.option("--prompts", default=100_000, show_default=True)
+@click.option("--prompts", type=_COUNT, default=100_000, show_default=True)
 def plan(prompts: int) -> None:
     """Planning batches of several kinds: rate and memory."""
     from benchmarks.plan import run
@@ -178,8 +224,10 @@ def plan(prompts: int) -> None:
 
 @main.command()
 @_model
-@click.option("--prompts", default=60_000, show_default=True)
-@click.option("--tokens", default=256, show_default=True, help="Tokens of a prompt, about.")
+@click.option("--prompts", type=_COUNT, default=60_000, show_default=True)
+@click.option(
+    "--tokens", type=_COUNT, default=256, show_default=True, help="Tokens of a prompt, about."
+)
 def submit(model: str, prompts: int, tokens: int) -> None:
     """From the file to the queue, beside RQ's own enqueue."""
     from benchmarks.submit import run
@@ -188,7 +236,7 @@ def submit(model: str, prompts: int, tokens: int) -> None:
 
 
 @main.command("queue-overhead")
-@click.option("--jobs", default=1000, show_default=True)
+@click.option("--jobs", type=_COUNT, default=1000, show_default=True)
 def queue_overhead(jobs: int) -> None:
     """What the queue costs a job, with a worker that computes nothing."""
     from benchmarks.queue_overhead import run
@@ -197,45 +245,49 @@ def queue_overhead(jobs: int) -> None:
 
 
 @main.command()
-@click.option("--workers", default="1,2,4,8,16", show_default=True, help="How many, in turn.")
-@click.option("--prompts", default=1000, show_default=True)
-@click.option("--rate", default=1000.0, show_default=True, help="Tokens/s of a worker's prefill.")
-@click.option("--alone", type=float, help="Seconds of one worker, where it was measured before.")
+@click.option(
+    "--workers", type=_Counts(), default="1,2,4,8,16", show_default=True, help="How many, in turn."
+)
+@click.option("--prompts", type=_COUNT, default=1000, show_default=True)
+@click.option(
+    "--rate", type=_RATE, default=1000.0, show_default=True, help="Tokens/s of a worker's prefill."
+)
+@click.option("--alone", type=_RATE, help="Seconds of one worker, where it was measured before.")
 @_folder
-def fleet(workers: str, prompts: int, rate: float, alone: float | None, folder: str | None) -> None:
+def fleet(
+    workers: list[int], prompts: int, rate: float, alone: float | None, folder: str | None
+) -> None:
     """A batch on ever more workers, whose model sleeps in place of a large one."""
     from benchmarks.fleet import run
 
-    run(_numbers(workers), prompts, rate=rate, alone=alone, folder=folder)
+    run(workers, prompts, rate=rate, alone=alone, folder=folder)
 
 
 @main.command()
 @_model
-@click.option("--tokens", default=4096, show_default=True)
-@click.option("--codecs", default="q8,q4,auto", show_default=True)
+@click.option("--tokens", type=_COUNT, default=4096, show_default=True)
+@click.option("--codecs", type=_Codecs(), default="q8,q4,auto", show_default=True)
 @_runs
 @_folder
-def gate(model: str, tokens: int, codecs: str, runs: int, folder: str | None) -> None:
+def gate(model: str, tokens: int, codecs: list[str], runs: int, folder: str | None) -> None:
     """A whole job with its quality measured, against one without."""
     from benchmarks.gate import run
 
-    run(model, tokens, codecs=codecs.split(","), runs=runs, folder=folder)
+    run(model, tokens, codecs=codecs, runs=runs, folder=folder)
 
 
 @main.command()
 @_model
-@click.option("--tokens", default=2048, show_default=True, help="Tokens of each text.")
-@click.option("--tail", default=256, show_default=True, help="Predictions compared in each.")
+@click.option("--tokens", type=_COUNT, default=2048, show_default=True, help="Tokens of each text.")
+@click.option(
+    "--tail", type=_COUNT, default=256, show_default=True, help="Predictions compared in each."
+)
 @_plot
 def quality(model: str, tokens: int, tail: int, plot: Path | None) -> None:
     """How far codecs move a model's predictions, beside mlx-lm's own quantized caches."""
     from benchmarks.quality import run
 
     run(model, tokens=tokens, tail=tail, plot=plot)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(one) for one in text.split(",")]
 
 
 if __name__ == "__main__":
