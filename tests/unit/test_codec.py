@@ -379,9 +379,21 @@ def test_in_few_kernels_as_on_a_gpu_every_bit_is_the_same(name, dtype, dim, monk
     x = records((2, 3, 20, dim), dtype)
     parts = one.encode(x, raw_tokens=4)
     back = one.decode(parts, dim=dim, dtype=DTYPES[dtype])
-    monkeypatch.setattr(affine, "_fused", affine._compiled)
+    monkeypatch.setattr(affine, "_fused", lambda tokens, *steps: affine._compiled(*steps))
     fused = one.encode(x, raw_tokens=4)
     assert fused.keys() == parts.keys()
     for part in parts:
         assert mx.array_equal(fused[part], parts[part]), part
     assert mx.array_equal(one.decode(parts, dim=dim, dtype=DTYPES[dtype]), back)
+
+
+def test_only_whole_blocks_are_compiled_and_only_for_a_gpu(monkeypatch) -> None:
+    from kvq.codec import affine
+
+    compiled: list[object] = []
+    monkeypatch.setattr(affine, "_compiled", lambda *steps: compiled.append(steps))
+    for device, tokens, expected in (("cpu", 256, 0), ("gpu", 255, 0), ("gpu", 256, 1)):
+        kind = getattr(mx, device)
+        monkeypatch.setattr(mx, "default_device", lambda kind=kind: mx.Device(kind))
+        affine._fused(tokens, affine._standardize)
+        assert len(compiled) == expected, (device, tokens)

@@ -178,3 +178,18 @@ def test_measuring_leaves_the_stored_rows_as_they_are(tmp_path: Path) -> None:
         rows.append(np.array(caches[-1].keys.astype(mx.float32)))
     scale = np.abs(rows[1]).max()
     assert np.abs(rows[0] - rows[1]).max() < 0.02 * scale
+
+
+@pytest.mark.parametrize("tokens", [300, 768])
+def test_a_replay_that_fails_costs_no_block(store, tokens, monkeypatch) -> None:
+    llm = as_loaded(zoo.by_name("llama-64"))
+
+    def failing(*_: object) -> mx.array:
+        raise RuntimeError("no replay")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvq.prefill.gate.Gate._logits", failing)
+        with pytest.raises(RuntimeError, match="no replay"):
+            prefill(store, llm, "q8", token_ids=ids_for(llm, tokens))
+    again = prefill(store, llm, "q8", token_ids=ids_for(llm, tokens))
+    assert (again.reused_tokens, again.prefilled_tokens) == (tokens, 0)

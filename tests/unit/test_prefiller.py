@@ -15,6 +15,7 @@ from kvq.prefill import Prefiller, PrefillRequest
 from kvq.store import Store
 from kvq.store.blockfile import read_data, read_header
 from kvq.store.keys import as_ids
+from kvq.store.writer import Writer
 
 STEP = 128
 
@@ -63,6 +64,27 @@ def test_a_stopped_prefill_goes_on_from_its_last_block(tmp_path: Path, name: str
     assert files(stopped) == files(make(tmp_path / "calm", name))
     for path in stopped.store.path.rglob("*.safetensors"):
         read_data(read_header(path))  # raises where a digest does not hold
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "gemma3_text"])
+def test_a_checkpoint_stays_until_there_is_a_later_one(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Writer.submit
+
+    def at_once(writer: Writer, *given: Any, **options: Any) -> None:
+        submit(writer, *given, **options)
+        for future in writer._futures:
+            future.result()
+
+    monkeypatch.setattr(Writer, "submit", at_once)
+    ids = ids_of(name, 4096)
+    prefiller = make(tmp_path, name)
+    prefiller.step = 2048
+    with pytest.raises(Stopped):
+        prefiller.run(ask(ids), on_chunk=StopAfter(2048))
+    assert prefiller.run(ask(ids)).reused_tokens == 2048
+    assert files(prefiller, "*.ckpt.*") == []
 
 
 def test_the_device_has_a_chunk_to_do_while_the_one_before_is_written(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import zoo
 
-from kvq.cache import filling, staging
+from kvq.cache import card, filling, staging
 from kvq.cache.leaves import leaf_caches
 from kvq.cache.staging import Outgoing, Sent, Slot, Staging
 from kvq.model.loading import load
@@ -54,6 +55,48 @@ def test_what_a_card_has_is_fetched_when_it_is_asked_for_and_let_go_of_when_writ
     assert pool._free == []
     sent.done()
     assert len(pool._free) == 1
+
+
+class _Driver:
+    """Takes every call of the driver's interface; the one named `broken` fails."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.calls: list[str] = []
+        self._broken = broken
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            self.calls.append(name)
+            return 700 if name == self._broken else 0
+
+        return call
+
+
+@pytest.fixture(params=["", "cuStreamSynchronize"])
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Driver]:
+    fake = _Driver(request.param)
+    monkeypatch.setattr(card, "_driver", lambda: fake)
+    yield fake
+    card._context.cache_clear()
+    card._copy_stream.cache_clear()
+
+
+def test_each_thread_enters_the_cards_context_before_it_asks_for_a_copy(driver: _Driver) -> None:
+    copies = [(0, 1 << 40, 10), (16, 2 << 40, 20)]
+    if driver._broken:
+        with pytest.raises(RuntimeError, match=r"failed at cuStreamSynchronize \(CUresult 700\)"):
+            card.copy_to_host(copies)
+    else:
+        card.copy_to_host(copies)
+    assert driver.calls == [
+        *("cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuStreamCreate"),
+        *("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"),
+    ]
+    memory = card.map_memory(1)
+    assert card.lock(memory)
+    driver.calls.clear()
+    del memory  # on whichever thread that happens
+    assert driver.calls == ["cuCtxSetCurrent", "cuMemHostUnregister"]
 
 
 def test_free_buffers_are_used_again_and_kept_up_to_a_limit() -> None:

@@ -10,6 +10,7 @@ import functools
 import mmap
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,14 +60,12 @@ def copy_to_host(copies: Sequence[tuple[int, int, int]]) -> None:
 
     The host memory is locked; what is at the card's addresses is computed. Raises RuntimeError.
     """
-    driver, stream = _entered(), _copy_stream()
+    _entered()
+    stream = _copy_stream()
     for host, card, nbytes in copies:
-        _check(
-            driver.cuMemcpyDtoHAsync_v2(
-                ctypes.c_void_p(host), ctypes.c_uint64(card), ctypes.c_size_t(nbytes), stream
-            )
-        )
-    _check(driver.cuStreamSynchronize(stream))
+        places = ctypes.c_void_p(host), ctypes.c_uint64(card)
+        _call("cuMemcpyDtoHAsync_v2", *places, ctypes.c_size_t(nbytes), stream)
+    _call("cuStreamSynchronize", stream)
 
 
 @functools.cache
@@ -79,29 +78,29 @@ def _driver() -> ctypes.CDLL | None:
 
 def _entered() -> ctypes.CDLL:
     """The driver, with the card's context as this thread's: the one that MLX works in too."""
+    _call("cuCtxSetCurrent", _context())
     driver = _driver()
     assert driver is not None
-    _check(driver.cuCtxSetCurrent(_context()))
     return driver
 
 
 @functools.cache
 def _context() -> ctypes.c_void_p:
-    driver = _driver()
-    assert driver is not None
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    _check(driver.cuDeviceGet(ctypes.byref(device), 0))
-    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    _call("cuDeviceGet", ctypes.byref(device), 0)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     return context
 
 
 @functools.cache
 def _copy_stream() -> ctypes.c_void_p:
     stream = ctypes.c_void_p()
-    _check(_entered().cuStreamCreate(ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING)))
+    _call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
     return stream
 
 
-def _check(result: int) -> None:
+def _call(name: str, *arguments: Any) -> None:
+    """One function of the driver. Raises RuntimeError when it fails."""
+    result = getattr(_driver(), name)(*arguments)
     if result != 0:
-        raise RuntimeError(f"the CUDA driver does not do what it is asked for (CUresult {result})")
+        raise RuntimeError(f"the CUDA driver failed at {name} (CUresult {result})")

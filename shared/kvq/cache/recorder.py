@@ -137,7 +137,9 @@ class Recorder:
             )
             if file.checkpoint:
                 self._checkpoints.append((file.meta.end, file.path))
-        self._drop_checkpoints(self.position - self._needs.window - STATE_CHECKPOINT - BLOCK)
+        # What is captured can be a chunk ahead of what is handed over.
+        handed = max((file.meta.end for file in files), default=0)
+        self._drop_checkpoints(handed - self._needs.window - STATE_CHECKPOINT - BLOCK)
 
     def stems(self) -> tuple[str, ...]:
         """`<key>.<n>.<first>` of every block up to the last token captured."""

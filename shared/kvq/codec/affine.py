@@ -1,8 +1,8 @@
 """Affine groups with 16-bit scales, and standardized channels: the arithmetic, on the device.
 
-Each function is a run of elementwise steps around a reduction or two. A GPU gets these as few
-kernels (`mx.compile`); MLX's CPU build would start a C++ compiler for that, and runs them as they
-are.
+Each function is a run of elementwise steps around a reduction or two. A GPU gets those of whole
+blocks as few kernels (`mx.compile`); MLX's CPU build would start a C++ compiler for that, and runs
+them as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvq.codec.coding import LayerCoding
+from kvq.codec.coding import BLOCK_TOKENS, LayerCoding
 
 #: Below these a step would be lost to flushing of subnormal numbers.
 _SMALLEST_STEP = {mx.bfloat16: 2.0**-100, mx.float16: 2.0**-24}
@@ -37,7 +37,7 @@ def quantize(
     if coding.padded_dim > coding.dim:  # with the last value, which cannot widen a group's range
         padding = [(0, 0)] * (x.ndim - 1) + [(0, coding.padded_dim - coding.dim)]
         x = mx.pad(x, padding, mode="edge")
-    q, s, b = _fused(_quantize, coding, dtype)(x)
+    q, s, b = _fused(x.shape[-2], _quantize, coding, dtype)(x)
     return q, s, b
 
 
@@ -53,7 +53,8 @@ def dequantize(
 
     `channels` are the mean and the deviation that `standardize` gave, where it was called.
     """
-    x: mx.array = _fused(_dequantize, coding, dtype)(codes, scales, biases, *channels)
+    steps = _fused(codes.shape[-2], _dequantize, coding, dtype)
+    x: mx.array = steps(codes, scales, biases, *channels)
     return x
 
 
@@ -63,7 +64,7 @@ def standardize(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     Returns it in float32, with the means and deviations [layers, heads, 1, dim] as 16-bit floats;
     computed with these as rounded. Lazy.
     """
-    standard, mean, deviation = _fused(_standardize)(x)
+    standard, mean, deviation = _fused(x.shape[-2], _standardize)(x)
     return standard, mean, deviation
 
 
@@ -120,9 +121,13 @@ def _standardize(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     return centered / deviation.astype(mx.float32), mean, deviation
 
 
-def _fused(steps: Callable[..., Any], *how: Any) -> Callable[..., Any]:
-    """`steps` with its first arguments, in few kernels where the device is a GPU."""
-    if mx.default_device().type == mx.cpu:
+def _fused(tokens: int, steps: Callable[..., Any], *how: Any) -> Callable[..., Any]:
+    """`steps` with its first arguments, in few kernels where a GPU gets whole blocks.
+
+    What is compiled stays for good, for each shape, and a mean over another number of tokens is
+    another kernel: too much for the odd lengths at the ends of prompts.
+    """
+    if tokens != BLOCK_TOKENS or mx.default_device().type == mx.cpu:
         return functools.partial(steps, *how)
     return _compiled(steps, *how)
 

@@ -66,8 +66,7 @@ def replay(
 ) -> Replayed:
     """Feed as many of the last tokens again as the caches allow, and compare their rows.
 
-    The last token is fed alone, as when a prompt is prefilled. Raises UsageError as
-    `check_beginning` does.
+    The last token is fed alone. Raises UsageError as `check_beginning` does.
     """
     counts = [count for count in (replay_tokens(len(ids)), 1) if count]
     count = next((count for count in counts if can_rewind(caches, count)), 0)

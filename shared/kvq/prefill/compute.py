@@ -91,18 +91,21 @@ def compute(
             land(landing)
             _free_spare()
         caches.advance(end - caches.tokens)
-    replayed = gate.prepare(caches)
-    if flying is not None:
-        land(flying)
+    try:
+        replayed = gate.prepare(caches)
+    finally:
+        if flying is not None:
+            land(flying)
+    seconds = time.monotonic() - began
     mx.async_eval(replayed)  # type: ignore[no-untyped-call]
-    return time.monotonic() - began
+    return seconds
 
 
 @dataclass(frozen=True)
 class _Chunk:
     """What the device works on until the next chunk is on its way to it, too.
 
-    So the device never waits for Python between two chunks.
+    So the device does not wait for Python between two chunks.
     """
 
     end: int
@@ -111,13 +114,13 @@ class _Chunk:
 
 
 def _mark(states: Sequence[Any]) -> mx.array:
-    """One number that is there when the last layer's `states` are, and holds nothing else."""
+    """One number that is there when the chunk is computed, and holds no rows."""
     arrays = [leaf for _, leaf in tree_flatten(states) if isinstance(leaf, mx.array) and leaf.size]
     mark: mx.array = arrays[-1][(0,) * arrays[-1].ndim] + 0
     return mark
 
 
 def _free_spare() -> None:
-    """Give free buffers back where they are many; the device finishes its work first."""
+    """Give free buffers back to the system where they are many."""
     if mx.get_cache_memory() > memory_bytes() // _SPARE_PART:
         mx.clear_cache()

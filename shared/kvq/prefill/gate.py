@@ -137,10 +137,10 @@ class Gate:
         if not self._exact:
             return
         exact = mx.concatenate(self._exact, axis=0)
-        prepared, self._lossy = self._lossy, None
         for name in self._names:
-            lossy = self._logits(caches, name) if prepared is None else prepared
-            prepared = None
+            lossy, self._lossy = self._lossy, None
+            if lossy is None:
+                lossy = self._logits(caches, name)
             self.measured[name] = measure(exact, lossy)
             if self._limit is not None and self.measured[name].mean_kl <= self._limit:
                 break

@@ -1,4 +1,4 @@
-"""Threads that put block files on the disk while the device computes. They never touch MLX.
+"""Threads that put block files on the disk while the device computes. They run nothing of MLX's.
 
 Durability: each kept file is flushed before it gets its name; the directories are flushed once, in
 `finish`, before anyone writes a manifest that relies on them. A crash in between can lose names
