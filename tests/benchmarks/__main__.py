@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,15 +14,21 @@ _COUNT = click.IntRange(min=1)
 _RATE = click.FloatRange(min=0, min_open=True)
 
 
-class _Counts(click.ParamType):
-    """Whole numbers from 1 on with commas between them, such as 1024,2048."""
+class _Several(click.ParamType):
+    """Values of one type with commas between them, such as 1024,2048."""
 
-    name = "numbers"
+    def __init__(self, one: click.ParamType) -> None:
+        self.name = f"{one.name},..."
+        self._one = one
 
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        return [_COUNT.convert(one, param, ctx) for one in value.split(",")]
+    ) -> list[Any]:
+        return [self._one.convert(part, param, ctx) for part in value.split(",")]
+
+
+_COUNTS = _Several(_COUNT)
+_CODECS = _Several(click.Choice(["q8", "q4", "auto"]))
 
 
 class _Sizes(click.ParamType):
@@ -35,19 +42,7 @@ class _Sizes(click.ParamType):
         shape, _, lengths = value.partition(":")
         if shape not in SHAPES or not lengths:
             self.fail(f"{value!r} is not like gemma3-270m:1024,2048 ({', '.join(SHAPES)})")
-        return shape, _Counts().convert(lengths, param, ctx)
-
-
-class _Codecs(click.ParamType):
-    """Lossy codecs, or auto, with commas between them."""
-
-    name = "codecs"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[str]:
-        choice = click.Choice(["q8", "q4", "auto"])
-        return [choice.convert(one, param, ctx) for one in value.split(",")]
+        return shape, _COUNTS.convert(lengths, param, ctx)
 
 
 @click.group()
@@ -168,7 +163,7 @@ _text = click.option(
 @_codec
 @_runs
 @_text
-@click.option("--lengths", type=_Counts(), default="256,512,1024,2048,4096,8192", show_default=True)
+@click.option("--lengths", type=_COUNTS, default="256,512,1024,2048,4096,8192", show_default=True)
 @click.option(
     "--cold-seconds",
     type=_RATE,
@@ -246,7 +241,7 @@ def queue_overhead(jobs: int) -> None:
 
 @main.command()
 @click.option(
-    "--workers", type=_Counts(), default="1,2,4,8,16", show_default=True, help="How many, in turn."
+    "--workers", type=_COUNTS, default="1,2,4,8,16", show_default=True, help="How many, in turn."
 )
 @click.option("--prompts", type=_COUNT, default=1000, show_default=True)
 @click.option(
@@ -266,7 +261,7 @@ def fleet(
 @main.command()
 @_model
 @click.option("--tokens", type=_COUNT, default=4096, show_default=True)
-@click.option("--codecs", type=_Codecs(), default="q8,q4,auto", show_default=True)
+@click.option("--codecs", type=_CODECS, default="q8,q4,auto", show_default=True)
 @_runs
 @_folder
 def gate(model: str, tokens: int, codecs: list[str], runs: int, folder: str | None) -> None:

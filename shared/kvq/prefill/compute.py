@@ -65,37 +65,36 @@ def compute(
         last_alone=task.keep_logits and not gate.stops,
     )
 
-    def land(chunk: _Chunk) -> None:
-        mx.eval(chunk.arrays)
-        recorder.hand_over(chunk.files)
-        on_chunk(chunk.end, len(ids))
-
-    flying: _Chunk | None = None
-    for low, end in pairwise([start, *ends]):
+    def launch(low: int, end: int) -> _Chunk:
         logits = task.model(prompt[:, low:end], cache=caches)[0]
         # The logits of a chunk that nobody listens to are never evaluated.
         heard = gate.listen(caches, logits, end)
         states = [cache.state for cache in caches]
         mark = _mark(states)
         mx.async_eval(states, heard, mark)  # type: ignore[no-untyped-call]
-        del states  # the next chunk's rows go where these are, if nobody else holds them
-        # While the device computes, the chunk's files are built, and those of the one before go to
-        # the writer's threads.
+        # While the device computes, the chunk's files are built.
         recorder.capture(caches, end)
         if task.keep_logits and end == len(ids):
             recorder.keep_logits(logits[-1])
         built = recorder.arrays()
         mx.async_eval(built)  # type: ignore[no-untyped-call]
-        landing, flying = flying, _Chunk(end, [mark, *heard, *built], recorder.take())
-        if landing is not None:
-            land(landing)
-            _free_spare()
         caches.advance(end - caches.tokens)
+        return _Chunk(end, [mark, *heard, *built], recorder.take())
+
+    def land(chunk: _Chunk) -> None:
+        mx.eval(chunk.arrays)
+        recorder.hand_over(chunk.files)
+        on_chunk(chunk.end, len(ids))
+
+    flying = launch(start, ends[0])
+    for low, end in pairwise(ends):
+        landing, flying = flying, launch(low, end)
+        land(landing)
+        _free_spare()
     try:
         replayed = gate.prepare(caches)
     finally:
-        if flying is not None:
-            land(flying)
+        land(flying)
     seconds = time.monotonic() - began
     mx.async_eval(replayed)  # type: ignore[no-untyped-call]
     return seconds
@@ -105,7 +104,8 @@ def compute(
 class _Chunk:
     """What the device works on until the next chunk is on its way to it, too.
 
-    So the device does not wait for Python between two chunks.
+    So the device does not wait for Python between two chunks. It has none of the states: the next
+    chunk's rows go where these are, if nobody else holds them.
     """
 
     end: int
